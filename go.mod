@@ -1,0 +1,3 @@
+module github.com/railhop/railhop
+
+go 1.26
