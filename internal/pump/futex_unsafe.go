@@ -1,0 +1,31 @@
+package pump
+
+import (
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The futexes are shared, not private: other processes ring them.
+const (
+	futexOpWait = 0
+	futexOpWake = 1
+)
+
+// futexWait returns at once if *word is not Asleep. Interruptions and time-outs
+// are no errors: the loop looks around in any case. unix.Syscall tells the
+// scheduler, so that the parked thread does not hold a processor.
+func futexWait(word *atomic.Uint32, d time.Duration) {
+	var ts *unix.Timespec
+	if d > 0 {
+		t := unix.NsecToTimespec(int64(d))
+		ts = &t
+	}
+	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexOpWait, uintptr(Asleep), uintptr(unsafe.Pointer(ts)), 0, 0)
+}
+
+func futexWake(word *atomic.Uint32) {
+	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexOpWake, 1, 0, 0, 0)
+}

@@ -1,0 +1,236 @@
+// Package pump turns the one loop that owns every lane and queue of a process.
+//
+// A [Loop] steps its [Stepper]s in order on an OS thread of its own. Without
+// work it spins for a moment, then announces on a wake word that it sleeps,
+// looks once more, and parks in a futex until somebody rings, in this process
+// or in another that shares the word.
+//
+//	step all ── busy ──> step all
+//	   │ idle, spun out
+//	announce (word = 1) ─> arm, step all once more ── busy ──> word = 0
+//	   │ still idle
+//	futex wait (word == 1) ─> word = 0
+//
+// Only Run's goroutine steps. Do and Wake may be called by any goroutine, and
+// Ring by any process.
+package pump
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// The values of a wake word.
+const (
+	Awake  uint32 = 0
+	Asleep uint32 = 1
+)
+
+// ErrStopped is returned by [Loop.Do] when the loop no longer runs.
+var ErrStopped = errors.New("pump: stopped")
+
+// Stepper does a bounded amount of work, without blocking.
+type Stepper interface {
+	// Step works and reports whether there was any work.
+	Step(now time.Duration) (busy bool)
+	// Arm is called before the loop sleeps, and is followed by one more Step. It
+	// asks whatever can ring to ring, and returns for how long at most the loop
+	// may sleep, for what cannot ring. Zero means without limit.
+	Arm(now time.Duration) (limit time.Duration)
+}
+
+// Options configures a [Loop]. The zero value is ready for use.
+type Options struct {
+	// SpinFor is how long the loop stays hot after the last busy turn. Zero means
+	// 50 µs, or 5 µs where only two processors run Go; negative means park at once.
+	SpinFor time.Duration
+	// Now returns the time since some fixed start. Nil means the monotonic clock.
+	Now func() time.Duration
+	// Park blocks while *word is [Asleep], for at most d if d is positive. Nil
+	// means a futex.
+	Park func(word *atomic.Uint32, d time.Duration)
+	// OnThread runs once on the loop's thread before the first turn.
+	OnThread func()
+}
+
+func (o Options) withDefaults() Options {
+	if o.SpinFor == 0 {
+		o.SpinFor = 50 * time.Microsecond
+		if runtime.GOMAXPROCS(0) <= 2 {
+			o.SpinFor = 5 * time.Microsecond
+		}
+	}
+	if o.Now == nil {
+		start := time.Now()
+		o.Now = func() time.Duration { return time.Since(start) }
+	}
+	if o.Park == nil {
+		o.Park = futexWait
+	}
+	return o
+}
+
+// Loop steps its steppers until it is stopped.
+type Loop struct {
+	opts     Options
+	lastBusy time.Duration
+	steps    []Stepper
+
+	word  atomic.Pointer[atomic.Uint32] // the wake word; the loop's own until SetWord
+	own   atomic.Uint32
+	parks atomic.Uint64 // returns from park
+
+	hasMail atomic.Bool
+	mu      sync.Mutex
+	mail    []call
+	stopped bool
+}
+
+type call struct {
+	f    func()
+	done chan struct{}
+}
+
+// New returns a loop over steps; more may be added while it runs.
+func New(opts Options, steps ...Stepper) *Loop {
+	opts = opts.withDefaults()
+	l := &Loop{opts: opts, steps: steps, lastBusy: opts.Now()}
+	l.word.Store(&l.own)
+	return l
+}
+
+// Now returns the loop's clock.
+func (l *Loop) Now() time.Duration { return l.opts.Now() }
+
+// Parks counts how often the loop has returned from its park.
+func (l *Loop) Parks() uint64 { return l.parks.Load() }
+
+// Run turns the loop, on an OS thread of its own, until ctx is done, and returns
+// the context's cause. Calls by Do that were taken are run before it returns.
+func (l *Loop) Run(ctx context.Context) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer context.AfterFunc(ctx, l.Wake)()
+	if l.opts.OnThread != nil {
+		l.opts.OnThread()
+	}
+	for ctx.Err() == nil {
+		l.turn()
+	}
+	l.mu.Lock()
+	l.stopped = true
+	l.mu.Unlock()
+	l.readMail()
+	return context.Cause(ctx)
+}
+
+// Do runs f on the loop's thread between two turns and waits for it. It fails
+// with [ErrStopped] if the loop has stopped. It must not be called from a step.
+func (l *Loop) Do(f func()) error {
+	c := call{f: f, done: make(chan struct{})}
+	l.mu.Lock()
+	if l.stopped {
+		l.mu.Unlock()
+		return ErrStopped
+	}
+	l.mail = append(l.mail, c)
+	l.hasMail.Store(true)
+	l.mu.Unlock()
+	l.Wake()
+	<-c.done
+	return nil
+}
+
+// Add adds a stepper behind the others.
+func (l *Loop) Add(s Stepper) error {
+	return l.Do(func() { l.steps = append(l.steps, s) })
+}
+
+// Remove takes a stepper out. Once it has returned, s is not stepped any more.
+func (l *Loop) Remove(s Stepper) error {
+	return l.Do(func() {
+		l.steps = slices.DeleteFunc(l.steps, func(x Stepper) bool { return x == s })
+	})
+}
+
+// SetWord moves the loop to another wake word, such as one that other processes
+// map. Whoever still rings the old one is not heard, so the old word must stay
+// valid only until SetWord has returned.
+func (l *Loop) SetWord(w *atomic.Uint32) error {
+	return l.Do(func() {
+		if w == nil {
+			w = &l.own
+		}
+		w.Store(Awake)
+		l.word.Store(w)
+	})
+}
+
+// Wake rings the loop. It is one load if the loop is awake.
+func (l *Loop) Wake() { Ring(l.word.Load()) }
+
+// Ring wakes the loop that sleeps on word, if it does, in whichever process.
+func Ring(word *atomic.Uint32) {
+	if word.Load() == Asleep && word.CompareAndSwap(Asleep, Awake) {
+		futexWake(word)
+	}
+}
+
+func (l *Loop) readMail() bool {
+	if !l.hasMail.Load() {
+		return false
+	}
+	l.mu.Lock()
+	calls := l.mail
+	l.mail = nil
+	l.hasMail.Store(false)
+	l.mu.Unlock()
+	for _, c := range calls {
+		c.f()
+		close(c.done)
+	}
+	return true
+}
+
+func (l *Loop) step(now time.Duration) bool {
+	busy := l.readMail()
+	for _, s := range l.steps {
+		if s.Step(now) {
+			busy = true
+		}
+	}
+	return busy
+}
+
+// turn steps every stepper once, and parks if the loop has gone cold.
+func (l *Loop) turn() {
+	now := l.opts.Now()
+	if l.step(now) {
+		l.lastBusy = now
+		return
+	}
+	if now-l.lastBusy < l.opts.SpinFor {
+		return // no Gosched: giving up a locked thread costs more than the spin
+	}
+	word := l.word.Load()
+	word.Store(Asleep)
+	var limit time.Duration
+	for _, s := range l.steps {
+		if d := s.Arm(now); d > 0 && (limit == 0 || d < limit) {
+			limit = d
+		}
+	}
+	if l.step(l.opts.Now()) {
+		word.Store(Awake)
+		l.lastBusy = l.opts.Now()
+		return
+	}
+	l.opts.Park(word, limit)
+	word.Store(Awake)
+	l.parks.Add(1)
+}
