@@ -76,6 +76,9 @@ type SegmentDesc struct {
 	Buffers         []Buffer
 	// PriorityMatrix maps a location to its preferred and its other devices.
 	PriorityMatrix map[string][2][]string
+	// MatrixProblem says why a decoded descriptor has no matrix; "" if it has one.
+	// Mooncake opens such a segment, warns, and then finds no device.
+	MatrixProblem string
 	// FenceVersion is 1 if the process offers the fence, else 0: member
 	// "railhop": {"fence": 1}.
 	FenceVersion int

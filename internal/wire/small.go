@@ -1,0 +1,129 @@
+package wire
+
+import (
+	"math"
+	"strconv"
+)
+
+// ProbeRequest and ProbeReply are the bodies of a probe, and [MetadataRequest]
+// that of a descriptor request: nobody looks at what is in it.
+const (
+	ProbeRequest    = "{}"
+	ProbeReply      = "{\"status\":\"success\"}\n"
+	MetadataRequest = "{}"
+	// Null is the body of a reply by which a peer says that it has nothing.
+	Null = "null\n"
+)
+
+// NotifySuccess is the message of a reply to a notification.
+const NotifySuccess = "success"
+
+// CheckJSON reports whether b starts with a well-formed value.
+func CheckJSON(b []byte) error {
+	r := &reader{message: "body", b: b}
+	return r.skip()
+}
+
+// AppendNotification appends n's JSON.
+func AppendNotification(dst []byte, n *Notification) []byte {
+	dst = append(dst, `{"name":`...)
+	dst = appendString(dst, n.Name)
+	dst = append(dst, `,"notify_msg":`...)
+	dst = appendString(dst, n.Msg)
+	return append(dst, "}\n"...)
+}
+
+// DecodeNotification reads a notification. It fails with a [*SyntaxError] or a
+// [*FieldError].
+func DecodeNotification(b []byte) (Notification, error) {
+	var n Notification
+	r := &reader{message: "notification", b: b}
+	err := r.object(func(name string) (err error) {
+		switch name {
+		case "name":
+			n.Name, err = r.text()
+		case "notify_msg":
+			n.Msg, err = r.text()
+		default:
+			err = r.skip()
+		}
+		return err
+	})
+	if err != nil {
+		return Notification{}, err
+	}
+	return n, nil
+}
+
+// AppendFenceRequest appends q's JSON.
+func AppendFenceRequest(dst []byte, q *FenceRequest) []byte {
+	dst = append(dst, `{"railhop_fence":{"epoch":`...)
+	dst = appendHex16(dst, q.Epoch)
+	dst = append(dst, `,"nonce":`...)
+	dst = appendString(dst, q.Nonce)
+	return append(dst, "}}\n"...)
+}
+
+// DecodeFenceRequest reads a fence request. It fails with a [*SyntaxError] or a
+// [*FieldError]; epoch 0 is one.
+func DecodeFenceRequest(b []byte) (FenceRequest, error) {
+	f, err := decodeFence("fence request", b)
+	if err != nil {
+		return FenceRequest{}, err
+	}
+	return FenceRequest{Epoch: f.Epoch, Nonce: f.Nonce}, nil
+}
+
+// AppendFenceReply appends p's JSON.
+func AppendFenceReply(dst []byte, p *FenceReply) []byte {
+	dst = append(dst, `{"railhop_fence":{"closed":`...)
+	dst = strconv.AppendUint(dst, uint64(max(p.Closed, 0)), 10)
+	dst = append(dst, `,"epoch":`...)
+	dst = appendHex16(dst, p.Epoch)
+	dst = append(dst, `,"error":`...)
+	dst = appendString(dst, p.Error)
+	dst = append(dst, `,"nonce":`...)
+	dst = appendString(dst, p.Nonce)
+	return append(dst, "}}\n"...)
+}
+
+// DecodeFenceReply reads a fence reply. It fails with a [*SyntaxError] or a
+// [*FieldError]; epoch 0 is one.
+func DecodeFenceReply(b []byte) (FenceReply, error) {
+	return decodeFence("fence reply", b)
+}
+
+func decodeFence(message string, b []byte) (FenceReply, error) {
+	var f FenceReply
+	r := &reader{message: message, b: b}
+	err := r.object(func(name string) error {
+		if name != "railhop_fence" {
+			return r.skip()
+		}
+		f = FenceReply{}
+		return r.object(func(name string) (err error) {
+			switch name {
+			case "closed":
+				var n uint64
+				n, err = r.unsigned(math.MaxInt32)
+				f.Closed = int(n)
+			case "epoch":
+				f.Epoch, err = r.hex16()
+			case "error":
+				f.Error, err = r.text()
+			case "nonce":
+				f.Nonce, err = r.text()
+			default:
+				err = r.skip()
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return FenceReply{}, err
+	}
+	if f.Epoch == 0 {
+		return FenceReply{}, &FieldError{Message: message, Member: "railhop_fence.epoch", Have: "missing or 0", Want: "16 hex digits, not all 0"}
+	}
+	return f, nil
+}
