@@ -27,14 +27,14 @@ func (r *reader) syntax(problem string) error {
 	return &SyntaxError{Offset: r.pos, Problem: problem}
 }
 
-// refuse is the error for the value that starts at start.
+// refuse is the error for the value that starts at start: not what is wanted, or
+// no value at all.
 func (r *reader) refuse(start int, want string) error {
 	r.pos = start
-	end := len(r.b)
-	if r.skip() == nil {
-		end = r.pos
+	if err := r.skip(); err != nil {
+		return err
 	}
-	return &FieldError{Message: r.message, Have: show(r.b[start:end]), Want: want}
+	return &FieldError{Message: r.message, Have: show(r.b[start:r.pos]), Want: want}
 }
 
 // peek returns the first byte of the next token, 0 at the end of the text.
@@ -94,8 +94,7 @@ func (r *reader) object(member func(name string) error) error {
 	case 'n':
 		return r.null()
 	default:
-		start := r.pos
-		return r.refuse(start, "an object")
+		return r.refuse(r.pos, "an object")
 	}
 	return r.members('}', func(int) error {
 		if r.peek() != '"' {
