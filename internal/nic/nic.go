@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 )
 
@@ -70,17 +71,19 @@ type Port struct {
 	LID   uint16
 	GID   GID
 	MTU   int // active MTU in bytes
+	// Subnet is the GID's network, over all 128 bits; invalid if unknown. Ports
+	// of one rail share it where each rail is a subnet of its own.
+	Subnet netip.Prefix
 }
 
 // Attr describes what a device can do. It does not change.
 type Attr struct {
-	Name       string
-	NUMA       int    // node, -1 if unknown
-	MaxMR      uint64 // longest memory region, in bytes
-	MaxQP      int
-	MaxWR      int    // work requests a queue pair may hold
-	MaxRDAtom  int    // outstanding reads a queue pair may have
-	SubnetHash uint64 // equal for ports on one subnet, 0 if unknown
+	Name      string
+	NUMA      int    // node, -1 if unknown
+	MaxMR     uint64 // longest memory region, in bytes
+	MaxQP     int
+	MaxWR     int // work requests a queue pair may hold
+	MaxRDAtom int // outstanding reads a queue pair may have
 
 	// DeathCloses says that nothing a process posted can land once the process
 	// is gone (its pidfd has fired). It holds for real cards, whose queue pairs
