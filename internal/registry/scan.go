@@ -1,0 +1,327 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/railhop/railhop/internal/proc"
+	"github.com/railhop/railhop/internal/shm"
+	"github.com/railhop/railhop/internal/shmabi"
+)
+
+// Scan looks through the directory, under its lock, and returns the other ranks
+// of the group and the files that it refused. Entries of dead owners are
+// unlinked. A peer that an earlier scan returned is the same [Peer]. It returns
+// [ErrBusy] if the lock was not to be had in time. It may sleep: not for a pump.
+func (r *Registry) Scan() ([]*Peer, []Refusal, error) {
+	var peers []*Peer
+	var refused []Refusal
+	err := r.locked(func() error {
+		var err error
+		peers, refused, err = r.scan()
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	listed := peers[:0]
+	for _, p := range peers {
+		if p.list() {
+			listed = append(listed, p)
+		}
+	}
+	for _, f := range refused {
+		r.note(f)
+	}
+	r.pokeWatchers()
+	return listed, refused, nil
+}
+
+// scan is Scan under the lock. Its peers are in the registry's table, and not
+// listed yet.
+func (r *Registry) scan() (peers []*Peer, refused []Refusal, err error) {
+	names, err := r.dir.Names()
+	if err != nil {
+		return nil, nil, fmt.Errorf("registry: %w", err)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		if _, _, ok := parseName(name); !ok || r.own(name) {
+			continue
+		}
+		p, bad := r.find(name)
+		switch {
+		case bad != nil:
+			bad.Name = name
+			refused = append(refused, *bad)
+		case p.Life() == Dead:
+			r.reclaimOne(p)
+		case p.isSelf():
+			p.discard()
+		case len(peers) == MaxRanks:
+			refused = append(refused, Refusal{name, TooMany, fmt.Sprintf("at most %d ranks", MaxRanks)})
+			p.discard()
+		default:
+			peers = append(peers, p)
+		}
+	}
+	return peers, refused, nil
+}
+
+// reclaim unlinks the entries of dead owners, under the lock, and returns how
+// many entries remain, our own included.
+func (r *Registry) reclaim() (int, error) {
+	names, err := r.dir.Names()
+	if err != nil {
+		return 0, fmt.Errorf("registry: %w", err)
+	}
+	live := 0
+	for _, name := range names {
+		if _, _, ok := parseName(name); !ok {
+			continue
+		}
+		if r.own(name) {
+			live++
+			continue
+		}
+		p, bad := r.find(name)
+		if bad != nil {
+			continue
+		}
+		if p.Life() == Dead {
+			r.reclaimOne(p)
+			continue
+		}
+		p.discard()
+		live++
+	}
+	return live, nil
+}
+
+func (r *Registry) own(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.entries[name] != nil
+}
+
+// find returns the peer of an entry: the one that is open already, or a new one.
+func (r *Registry) find(name string) (*Peer, *Refusal) {
+	r.mu.Lock()
+	p := r.peers[name]
+	r.mu.Unlock()
+	if p != nil && p.hold() {
+		defer p.drop()
+		if bad := p.recheck(r.dir, r.uid); bad != nil {
+			return nil, bad
+		}
+		return p, nil
+	}
+	p, bad := openPeer(r.dir, r.looker(), r.uid, name, true)
+	if bad != nil {
+		return nil, bad
+	}
+	p.r = r
+	r.mu.Lock()
+	r.peers[name] = p
+	r.mu.Unlock()
+	return p, nil
+}
+
+func (r *Registry) looker() *looker {
+	return &looker{r.self, r.opts.Processes, r.opts.HeartbeatTimeout}
+}
+
+// reclaimOne unlinks a dead owner's entry.
+func (r *Registry) reclaimOne(p *Peer) {
+	err := r.unlink(p.name, p.file)
+	if err == nil {
+		r.reclaimed.Add(1)
+		r.opts.Logger.Info("registry: reclaimed the entry of a dead rank", "entry", p.name)
+	} else {
+		r.opts.Logger.Warn("registry: cannot reclaim the entry of a dead rank", "entry", p.name, "err", err)
+	}
+	p.discard()
+}
+
+// unlink removes an entry and its stats, under the directory's lock, if the name
+// still is that file's. A name that is gone is no error.
+func (r *Registry) unlink(name string, f *shm.File) error {
+	have, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("registry: %w", err)
+	}
+	now, err := r.dir.Lstat(name)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("registry: %w", err)
+	}
+	if now.Dev != have.Dev || now.Ino != have.Ino {
+		return nil
+	}
+	if err := r.dir.Unlink(name); err != nil {
+		return fmt.Errorf("registry: %w", err)
+	}
+	if err := r.dir.Unlink(statsPrefix + name); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("registry: %w", err)
+	}
+	return nil
+}
+
+// note counts and logs a refusal, once.
+func (r *Registry) note(f Refusal) {
+	key := f.Name + " " + f.Cause.String()
+	r.mu.Lock()
+	_, seen := r.seen[key]
+	r.seen[key] = struct{}{}
+	r.mu.Unlock()
+	if !seen {
+		r.refused.Add(1)
+		r.opts.Logger.Warn("registry: refused a file", "file", f.Name, "cause", f.Cause.String(), "detail", f.Detail)
+	}
+}
+
+// isSelf reports whether this process owns the entry, through another Registry.
+func (p *Peer) isSelf() bool {
+	self := p.look.self
+	return p.sameNS && p.hdr.owner.PID == self.PID && p.hdr.owner.StartTicks == self.StartTicks
+}
+
+// recheck looks at an open peer's file again.
+func (p *Peer) recheck(dir *shm.Dir, uid uint32) *Refusal {
+	st, err := dir.Lstat(p.name)
+	if err != nil {
+		return refuse(Vanished, "%v", err)
+	}
+	if bad := checkFile(&st, uid); bad != nil {
+		return bad
+	}
+	if uint64(st.Dev) != p.dev || st.Ino != p.ino {
+		return refuse(Vanished, "another file has its name")
+	}
+	if st.Size != shmabi.ControlBytes {
+		p.cut()
+		return refuse(WrongSize, "%d bytes, was %d", st.Size, shmabi.ControlBytes)
+	}
+	return nil
+}
+
+// checkFile looks at what kind of file it is, before it is opened.
+func checkFile(st *unix.Stat_t, uid uint32) *Refusal {
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+	case unix.S_IFLNK:
+		return refuse(Symlink, "a symbolic link")
+	default:
+		return refuse(NotRegular, "file type %#o", st.Mode&unix.S_IFMT)
+	}
+	switch mode := st.Mode & 0o7777; {
+	case st.Uid != uid:
+		return refuse(WrongOwner, "uid %d, want %d", st.Uid, uid)
+	case mode != 0o600:
+		return refuse(WrongMode, "mode %#o, want 0600", mode)
+	case st.Nlink != 1:
+		return refuse(HardLinked, "%d links, want 1", st.Nlink)
+	case st.Size == 0:
+		return refuse(Empty, "0 bytes, want %d", shmabi.ControlBytes)
+	}
+	return nil
+}
+
+// openPeer checks a file and maps it. Nothing is mapped before the file and its
+// header, read by a system call, have passed.
+func openPeer(dir *shm.Dir, look *looker, uid uint32, name string, writable bool) (*Peer, *Refusal) {
+	before, err := dir.Lstat(name)
+	if err != nil {
+		return nil, refuse(Unreadable, "%v", err)
+	}
+	if bad := checkFile(&before, uid); bad != nil {
+		return nil, bad
+	}
+	f, err := dir.Open(name, writable)
+	if err != nil {
+		return nil, refuse(Unreadable, "%v", err)
+	}
+	p := &Peer{look: look, name: name, file: f, pidfd: -1, dev: uint64(before.Dev), ino: before.Ino}
+	if bad := p.open(uid, writable); bad != nil {
+		f.Close()
+		return nil, bad
+	}
+	return p, nil
+}
+
+func (p *Peer) open(uid uint32, writable bool) *Refusal {
+	st, err := p.file.Stat()
+	if err != nil {
+		return refuse(Unreadable, "%v", err)
+	}
+	if uint64(st.Dev) != p.dev || st.Ino != p.ino {
+		return refuse(Vanished, "another file has its name")
+	}
+	if bad := checkFile(&st, uid); bad != nil {
+		return bad
+	}
+	var b [shmabi.HeaderBytes]byte
+	n, _ := p.file.ReadAt(b[:], 0)
+	if n >= offHeaderBytes {
+		if bad := checkMagic(b[:]); bad != nil {
+			return bad
+		}
+	}
+	if st.Size != shmabi.ControlBytes || n < len(b) {
+		return refuse(WrongSize, "%d bytes, want %d", st.Size, shmabi.ControlBytes)
+	}
+	hdr, bad := parseHeader(b[:])
+	if bad != nil {
+		return bad
+	}
+	p.hdr = hdr
+	if want := entryName(hdr.owner, hdr.epoch); want != p.name {
+		return refuse(WrongName, "the header's is %s", want)
+	}
+	if hdr.owner.UID != uid {
+		return refuse(WrongOwner, "header says uid %d, want %d", hdr.owner.UID, uid)
+	}
+	if p.m, err = p.file.Map(writable); err != nil {
+		return refuse(Unreadable, "%v", err)
+	}
+	if p.block, err = shmabi.ControlAt(p.m.Bytes()); err != nil {
+		p.m.Unmap()
+		return refuse(Unreadable, "%v", err)
+	}
+	p.openProcess()
+	return nil
+}
+
+// openProcess gets a pidfd where the peer's pid means something. The pid may be
+// another process's by now, so that the start ticks are read after the pidfd is
+// open: if they match, both are of the same process.
+func (p *Peer) openProcess() {
+	self := p.look.self
+	p.sameNS = p.sameBoot() && self.PIDNamespace != 0 && p.hdr.pidNamespace == self.PIDNamespace
+	if !p.sameNS {
+		return
+	}
+	fd, err := p.look.procs.Pidfd(int(p.hdr.owner.PID))
+	if errors.Is(err, proc.ErrGone) {
+		p.ended.Store(true)
+		return
+	}
+	if err != nil {
+		return // life by /proc then
+	}
+	st, err := p.look.procs.Stat(int(p.hdr.owner.PID))
+	switch {
+	case errors.Is(err, proc.ErrGone), err == nil && st.StartTicks != p.hdr.owner.StartTicks:
+		p.ended.Store(true)
+	case err == nil:
+		p.pidfd = fd
+		return
+	}
+	unix.Close(fd)
+}
