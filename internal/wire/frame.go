@@ -72,13 +72,16 @@ func CheckLength(body []byte, limit uint64) error {
 
 // AppendFrame appends f in one piece.
 func AppendFrame(dst []byte, f Frame) []byte {
+	return append(AppendFrameHead(dst, f), f.Body...)
+}
+
+// AppendFrameHead appends what goes before f's body.
+func AppendFrameHead(dst []byte, f Frame) []byte {
 	if f.Typeless {
-		dst = binary.LittleEndian.AppendUint64(dst, uint64(len(f.Body)))
-	} else {
-		dst = binary.LittleEndian.AppendUint64(dst, FrameLength(f.Body))
-		dst = append(dst, byte(f.Type))
+		return binary.LittleEndian.AppendUint64(dst, uint64(len(f.Body)))
 	}
-	return append(dst, f.Body...)
+	dst = binary.LittleEndian.AppendUint64(dst, FrameLength(f.Body))
+	return append(dst, byte(f.Type))
 }
 
 // ReadFrame reads one frame whose announced length is at most limit. It checks
