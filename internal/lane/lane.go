@@ -63,6 +63,8 @@ type Mem interface {
 	// GetBody copies a descriptor's body with plain loads, each word once, into b.
 	// It reports false if the counts in it are impossible.
 	GetBody(slot int, b *Body) bool
+	// GetHead does the same for the fixed part and the first plan.
+	GetHead(slot int, b *Body) bool
 }
 
 // Geometry is the shape of a lane.

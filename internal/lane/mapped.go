@@ -105,3 +105,18 @@ func (m Mapped) GetBody(slot int, b *Body) bool {
 	}
 	return true
 }
+
+// GetHead implements [Mem].
+func (m Mapped) GetHead(slot int, b *Body) bool {
+	d := &m.lc.Descriptors[slot]
+	plans, session := d.PlanCount, d.SessionLen
+	if plans == 0 || plans > shmabi.MaxSpans || session == 0 || session > shmabi.MaxSession {
+		return false
+	}
+	b.Epoch = d.Epoch
+	b.Length = d.PieceLength
+	b.RailIndex = d.RailIndex
+	b.Session = append(b.Session[:0], d.Session[:session]...)
+	b.Spans = append(b.Spans[:0], xfer.Span{Dest: d.Plans[0].Dest, Length: d.Plans[0].Length})
+	return true
+}

@@ -69,6 +69,13 @@ func (r *Relay) Look() (seq uint64, o Offer) {
 	return seq, Broken
 }
 
+// Peek copies what routes the piece that Look found: the rail, the session and
+// the first span. It may still change; nothing in it may be acted on but by
+// looking things up. It reports false if it cannot be valid.
+func (r *Relay) Peek(seq uint64, b *Body) bool {
+	return r.mem.GetHead(r.g.Slot(seq), b)
+}
+
 // Claim takes the piece that Look found. It reports false if the sender has
 // revoked it meanwhile. After it the piece is this relay's alone, and its
 // descriptor does not change under an honest sender.

@@ -65,6 +65,7 @@ const (
 	RelayNICError    // the relay's NIC or queue pair failed
 	GPUFatal         // a fatal driver error: PXN is off for the process
 	DirectImpossible // direct cannot reach the target either
+	Aborted          // the caller's deadline passed, or it gave up
 
 	reasonCount
 )
@@ -115,6 +116,7 @@ var reasons = [reasonCount]struct {
 	RelayNICError:    {"relay_nic_error", Degraded},
 	GPUFatal:         {"gpu_fatal", Degraded},
 	DirectImpossible: {"direct_impossible", Degraded},
+	Aborted:          {"aborted", ByDesign},
 }
 
 // Reasons returns all reasons but [NoReason], in order.

@@ -1,0 +1,191 @@
+package pxn
+
+import (
+	"time"
+
+	"github.com/railhop/railhop/internal/xfer"
+)
+
+// fencing is the fence of one target against the lane's relay. It covers the
+// pieces that were known to be claimed when it was asked for: queue pairs made
+// later carry only pieces claimed later.
+type fencing struct {
+	asking bool
+	asked  uint64 // highest sequence that the running request covers
+	done   uint64 // highest sequence covered by a confirmed one
+	again  time.Duration
+	pause  time.Duration
+}
+
+const (
+	fencePauseMin = 20 * time.Millisecond
+	fencePauseMax = time.Second
+)
+
+// fence asks the target, off the pump, to close the relay's queue pairs.
+func (c *conn) fence(now time.Duration, t *Target) {
+	if !t.Fences {
+		return
+	}
+	f := c.fences[t]
+	if f == nil {
+		f = &fencing{}
+		c.fences[t] = f
+	}
+	if f.asking || now < f.again {
+		return
+	}
+	f.asking, f.asked = true, c.tx.Next()-1
+	p, epoch := c.path, c.claim.Peer.Epoch()
+	p.wg.Add(1)
+	go func() {
+		defer p.wg.Done()
+		err := p.opts.Fence(p.ctx, t, epoch)
+		p.post(func() {
+			f.asking = false
+			if err == nil {
+				f.done, f.pause, f.again = f.asked, 0, 0
+				return
+			}
+			f.pause = min(max(2*f.pause, fencePauseMin), fencePauseMax)
+			f.again = now + f.pause
+			p.log.Warn("fence not confirmed", "session", string(t.Session), "relay", c.claim.Peer.Name(), "err", err)
+		})
+	}()
+}
+
+// closed reports whether the relay can send no more of a claimed piece.
+func (c *conn) closed(now time.Duration, p *piece) bool {
+	if f := c.fences[p.target]; f != nil && f.done >= p.seq {
+		return true
+	}
+	if c.path.opts.DeathCloses && c.claim.Peer.Gone() {
+		return true
+	}
+	c.fence(now, p.target)
+	return false
+}
+
+// abort stops what an owner has in flight.
+func (c *conn) abort(now time.Duration, o Owner, cause error) {
+	if p := c.head; p != nil && p.has(o) {
+		p.stops = append(p.stops, stop{o, cause})
+		c.dropHead(xfer.Aborted)
+	}
+	for seq := c.tx.Reaped() + 1; seq < c.tx.Next(); seq++ {
+		p := c.flight[c.claim.Geometry.Slot(seq)]
+		if (p.state == flying || p.state == closing) && p.has(o) {
+			p.stops = append(p.stops, stop{o, cause})
+			if p.state == flying {
+				c.takeBack(now, p, xfer.Aborted)
+			}
+		}
+	}
+}
+
+// quarantine takes nothing new. What is queued goes direct at once; what is in
+// flight ends by completion, or is taken back.
+func (c *conn) quarantine(why xfer.Reason, err error) {
+	if c.quarantined {
+		return
+	}
+	c.quarantined, c.why = true, why
+	c.path.log.Warn("lane quarantined", "peer", c.claim.Peer.Name(), "rail", c.rail.name, "lane", c.claim.Lane, "reason", why.String(), "err", err)
+	if c.rail.conn == c {
+		c.rail.conn = nil
+		c.rail.why = why
+	}
+	if c.head != nil {
+		c.dropHead(why)
+	}
+	for c.queue.n > 0 {
+		it := *c.queue.front()
+		c.queue.take(it.Span.Length)
+		c.path.direct(it, why, "peer", c.claim.Peer.Name())
+	}
+}
+
+// drain ends a quarantined lane once nothing of it is left: at the relay's end,
+// or because the relay is gone.
+func (c *conn) drain(now time.Duration) (busy bool) {
+	if c.leaving {
+		return false
+	}
+	if c.tx.InFlight() > 0 {
+		if !c.claim.Peer.Gone() {
+			c.ringRest()
+			return false
+		}
+		for seq := c.tx.Reaped() + 1; seq < c.tx.Next(); seq++ {
+			p := c.flight[c.claim.Geometry.Slot(seq)]
+			if p.state != moved || len(p.held) > 0 {
+				return false
+			}
+		}
+	}
+	if len(c.linger) > 0 {
+		return false
+	}
+	if idle, err := c.stream.Idle(); !idle && err == nil {
+		return false
+	}
+	for slot, p := range c.flight {
+		if p != nil {
+			c.flight[slot] = nil
+			c.path.freePiece(p)
+		}
+	}
+	c.leaving = true
+	p := c.path
+	p.wg.Add(1)
+	go func() {
+		defer p.wg.Done()
+		c.end(true)
+		p.post(func() {
+			c.ended = true
+			c.rail.retryAt = 0
+		})
+	}()
+	return true
+}
+
+// ringRest rings for revoked pieces whose bell was never put on the stream, so
+// that the relay gives their slots back. Nothing else rings any more: the stream
+// is idle and takes nothing new.
+func (c *conn) ringRest() {
+	last := c.tx.Next() - 1
+	if c.tx.Rung() >= last {
+		return
+	}
+	if idle, err := c.stream.Idle(); idle || err != nil {
+		c.tx.Ring(last)
+		c.claim.Peer.Wake()
+	}
+}
+
+// end frees what the lane holds. It may block, and runs off the pump.
+func (c *conn) end(release bool) {
+	log := c.path.log
+	if c.stream != nil {
+		if err := c.stream.Close(); err != nil {
+			log.Debug("lane's stream", "err", err)
+		}
+	}
+	if c.unmap != nil {
+		if err := c.unmap(); err != nil {
+			log.Warn("doorbell page not released", "err", err)
+		}
+	}
+	if c.arena != 0 {
+		if err := c.path.opts.Device.CloseImport(c.arena); err != nil {
+			log.Warn("arena import not closed", "peer", c.claim.Peer.Name(), "err", err)
+		}
+	}
+	if release || !c.claim.Peer.Gone() {
+		c.tx.Release()
+		c.claim.Peer.Wake()
+	}
+	if err := c.claim.Peer.Close(); err != nil {
+		log.Debug("peer", "err", err)
+	}
+}

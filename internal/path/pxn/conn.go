@@ -1,0 +1,496 @@
+package pxn
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/lane"
+	"github.com/railhop/railhop/internal/tally"
+	"github.com/railhop/railhop/internal/xfer"
+)
+
+const (
+	cutAlign = 64 << 10
+	cutLeast = 256 << 10
+	cutParts = 8
+)
+
+// conn is a lane that we hold in a peer. It belongs to the pump.
+type conn struct {
+	path  *Path
+	rail  *rail
+	claim *Claim
+	index uint32 // of the rail, in the peer's list
+	tx    *lane.Sender
+
+	stream gpu.Stream
+	arena  uint64 // address here
+	bell   uint64 // address of the doorbell for the stream
+	unmap  func() error
+	cpu    bool // the CPU rings
+
+	queue  queue
+	head   *piece // packed, waits for a slot
+	flight []*piece
+	bytes  uint64   // in flight
+	linger []*piece // reaped, and a copy may still read their sources
+
+	lastCredit time.Duration // a slot came back
+	lastDone   time.Duration // a piece was completed
+	rungSeen   uint64        // highest doorbell the relay was told of
+	checkedAt  time.Duration
+
+	suspected   bool
+	why         xfer.Reason // of suspicion or quarantine
+	quarantined bool
+	leaving     bool // the end is under way, off the pump
+	ended       bool
+	fences      map[*Target]*fencing
+	avoid       map[*Target]*pause
+}
+
+// pause keeps a target off the lane after its relay failed to send there.
+type pause struct {
+	until time.Duration
+	last  time.Duration // length
+}
+
+const pauseMin = 100 * time.Millisecond
+
+// dial claims a lane and imports the arena. It runs off the pump.
+func (p *Path) dial(r *rail) (*conn, xfer.Reason, error) {
+	claim, why, err := p.opts.Find(p.ctx, r.name)
+	if err != nil || claim == nil {
+		return nil, why, err
+	}
+	c := &conn{path: p, rail: r, claim: claim, index: claim.Rails[r.name], fences: make(map[*Target]*fencing), avoid: make(map[*Target]*pause)}
+	c.tx = lane.NewSender(claim.Mem, claim.Geometry, p.opts.Epoch)
+	c.flight = make([]*piece, claim.Geometry.Slots)
+	if err := c.open(); err != nil {
+		c.end(false)
+		return nil, xfer.ImportError, err
+	}
+	return c, xfer.NoReason, nil
+}
+
+func (c *conn) open() error {
+	o := &c.path.opts
+	var err error
+	if c.arena, err = o.Device.Import(c.claim.Handle, c.claim.Arena); err != nil {
+		return fmt.Errorf("pxn: import the arena of %s: %w", c.claim.Peer.Name(), err)
+	}
+	if c.stream, err = o.Device.NewStream(); err != nil {
+		return fmt.Errorf("pxn: stream of the lane: %w", err)
+	}
+	c.cpu = o.Ring == RingCPU
+	if c.cpu {
+		return nil
+	}
+	why := c.openBell()
+	if why == nil {
+		return nil
+	}
+	if o.Ring == RingStream {
+		return fmt.Errorf("pxn: MC_PXN_DOORBELL=stream: %w", why)
+	}
+	c.cpu = true
+	o.Tally.Because(xfer.CPUDoorbell, 0, "peer", c.claim.Peer.Name(), "cause", why)
+	return nil
+}
+
+// openBell makes the doorbell writable by the stream, and proves it with one
+// write of the value that is there.
+func (c *conn) openBell() error {
+	o := &c.path.opts
+	if !o.Device.Info().StreamMemOps {
+		return fmt.Errorf("the device has no stream memory operations: %w", errors.ErrUnsupported)
+	}
+	if bus := o.BusOf(c.arena); !o.Device.PeerAtomics(bus) {
+		return fmt.Errorf("no NVLink to the GPU %s: %w", bus, errors.ErrUnsupported)
+	}
+	offset, unmap, err := o.Device.MapHost(c.claim.DoorbellPage)
+	if err != nil {
+		return err
+	}
+	c.unmap, c.bell = unmap, c.claim.DoorbellAt+offset
+	return c.stream.Write64(c.bell, 0)
+}
+
+// refuses says why a target cannot be relayed to over this lane.
+func (c *conn) refuses(now time.Duration, t *Target) xfer.Reason {
+	switch {
+	case c.quarantined:
+		return c.why
+	case len(c.avoid) > 0 && c.avoid[t] != nil && now < c.avoid[t].until:
+		return xfer.RelayNICError
+	case !t.Fences && !(c.path.opts.DeathCloses && c.claim.Peer.Watched()):
+		return xfer.NoTargetFence
+	}
+	return xfer.NoReason
+}
+
+func (c *conn) step(now time.Duration) (busy bool) {
+	if c.leaving {
+		return false
+	}
+	busy = c.reap(now)
+	for i := 0; i < len(c.linger); i++ {
+		p := c.linger[i]
+		if c.settle(p); len(p.held) == 0 {
+			c.path.freePiece(p)
+			c.linger = append(c.linger[:i], c.linger[i+1:]...)
+			i--
+		}
+	}
+	if c.tx.InFlight() > 0 && c.ring(now) {
+		busy = true
+	}
+	c.look(now)
+	if c.watch(now) {
+		busy = true
+	}
+	for !c.quarantined && c.pack(now) && c.tx.Room() {
+		c.publish(now)
+		busy = true
+	}
+	if !c.quarantined && c.head != nil && c.starved(now) {
+		busy = true
+	}
+	if c.quarantined && c.drain(now) {
+		busy = true
+	}
+	return busy
+}
+
+// reap takes completions and gives slots back.
+func (c *conn) reap(now time.Duration) (busy bool) {
+	for {
+		seq, status, ok := c.tx.Reap()
+		if !ok {
+			return busy
+		}
+		busy = true
+		c.lastCredit, c.lastDone = now, now
+		slot := c.claim.Geometry.Slot(seq)
+		p := c.flight[slot]
+		c.flight[slot] = nil
+		c.bytes -= p.bytes
+		switch {
+		case p.state == moved:
+			if c.settle(p); len(p.held) > 0 {
+				c.linger = append(c.linger, p) // the relay's word is not enough
+				continue
+			}
+		case status == xfer.OK:
+			for i := range p.items {
+				it := &p.items[i]
+				it.Owner.Closed(it.Span.Length, nil)
+			}
+			c.path.opts.Tally.Went(tally.Relayed, p.bytes)
+			if len(c.avoid) > 0 {
+				delete(c.avoid, p.target)
+			}
+			p.unfence()
+		default:
+			why := reasonOf(status)
+			if why == xfer.RelayNICError {
+				c.shun(now, p.target)
+			}
+			c.move(p, why, "peer", c.claim.Peer.Name(), "status", status)
+		}
+		c.path.freePiece(p)
+	}
+}
+
+// shun keeps a target off the lane for a while, longer each time.
+func (c *conn) shun(now time.Duration, t *Target) {
+	a := c.avoid[t]
+	if a == nil {
+		a = &pause{}
+		c.avoid[t] = a
+	}
+	if now >= a.until {
+		a.last = min(max(2*a.last, pauseMin), c.path.opts.RailPause)
+		a.until = now + a.last
+	}
+}
+
+// reasonOf says what a relay's error completion means.
+func reasonOf(status xfer.Code) xfer.Reason {
+	switch status {
+	case xfer.ErrInvalidArgument:
+		return xfer.BadDescriptor
+	case xfer.ErrTooManyRequests:
+		return xfer.RelayPoolEmpty
+	case xfer.ErrMetadata, xfer.ErrAddressNotFound, xfer.ErrDeviceNotFound:
+		return xfer.NoRoute
+	case xfer.ErrRevoked:
+		return xfer.RelayStopping
+	}
+	return xfer.RelayNICError
+}
+
+// ring tells the relay of bytes that have landed: by the doorbell where the CPU
+// rings, by waking it where the GPU did.
+func (c *conn) ring(now time.Duration) (busy bool) {
+	if c.cpu {
+		for seq := c.rungSeen + 1; seq < c.tx.Next(); seq++ {
+			p := c.flight[c.claim.Geometry.Slot(seq)]
+			if p == nil || !p.recorded {
+				break
+			}
+			done, err := p.done.Done()
+			if err != nil {
+				c.quarantine(xfer.CopyError, err)
+				return true
+			}
+			if !done {
+				break
+			}
+			c.tx.Ring(seq)
+		}
+	}
+	rung := min(c.tx.Rung(), c.tx.Next()-1)
+	if rung <= c.rungSeen {
+		return false
+	}
+	for seq := max(c.rungSeen, c.tx.Reaped()) + 1; seq <= rung; seq++ {
+		if p := c.flight[c.claim.Geometry.Slot(seq)]; p != nil {
+			p.since, p.rung = now, true
+		}
+	}
+	c.rungSeen = rung
+	c.claim.Peer.Wake()
+	return true
+}
+
+// look judges the peer: often enough to act in time, seldom enough to cost
+// nothing.
+func (c *conn) look(now time.Duration) {
+	if now-c.checkedAt < time.Millisecond {
+		return
+	}
+	c.checkedAt = now
+	suspected, why := c.claim.Peer.Suspected(now)
+	c.suspected = suspected
+	if suspected {
+		c.quarantine(why, nil)
+	} else if why := c.claim.Peer.Leaving(); why != xfer.NoReason {
+		c.quarantine(why, nil)
+	}
+}
+
+// watch takes back what the relay does not claim in time, and at once where it
+// is suspected, and closes the way of what it has claimed and left.
+func (c *conn) watch(now time.Duration) (busy bool) {
+	for seq := c.tx.Reaped() + 1; seq < c.tx.Next(); seq++ {
+		p := c.flight[c.claim.Geometry.Slot(seq)]
+		switch p.state {
+		case flying:
+			switch {
+			case c.suspected:
+				c.takeBack(now, p, c.why)
+				busy = true
+			case p.rung && now-max(p.since, c.lastDone) > c.path.opts.Credit && !c.hopeless(p):
+				if c.tx.Revoke(p.seq) {
+					c.move(p, xfer.NotClaimed, "peer", c.claim.Peer.Name())
+					c.hold(p)
+					busy = true
+				}
+			}
+		case closing:
+			if c.closed(now, p) {
+				c.move(p, p.reason, "peer", c.claim.Peer.Name())
+				busy = true
+			}
+		case moved:
+			if len(p.held) > 0 {
+				c.settle(p)
+			}
+		}
+	}
+	return busy
+}
+
+func (c *conn) hopeless(p *piece) bool {
+	return c.path.opts.Hopeless != nil && c.path.opts.Hopeless(p.target)
+}
+
+// takeBack revokes a piece, or starts to close its way if the relay has claimed
+// it.
+func (c *conn) takeBack(now time.Duration, p *piece, why xfer.Reason) {
+	p.reason = why
+	if c.tx.Revoke(p.seq) {
+		c.move(p, why, "peer", c.claim.Peer.Name())
+		c.hold(p)
+		return
+	}
+	p.state, p.rung = closing, true // what is claimed has landed in the slot
+	c.fence(now, p.target)
+}
+
+// move sends the items of a piece whose way is closed the direct way. The piece
+// keeps its slot until the relay completes it.
+func (c *conn) move(p *piece, why xfer.Reason, attrs ...any) {
+	p.state = moved
+	c.path.opts.Tally.Because(why, p.bytes, attrs...)
+	for i := range p.items {
+		it := &p.items[i]
+		err := p.stopped(it.Owner)
+		if err != nil {
+			it.Fence.Drop()
+		} else {
+			err = c.path.opts.Direct(*it, why)
+		}
+		it.Fence = nil
+		p.held = append(p.held, held{it.Owner, err})
+	}
+	if p.rung {
+		c.settle(p)
+	}
+}
+
+// hold makes the shares of a piece that was revoked wait until its copy no
+// longer reads its sources.
+func (c *conn) hold(p *piece) {
+	if !p.recorded {
+		if err := c.stream.Record(p.done); err != nil {
+			c.quarantine(xfer.CopyError, err)
+		} else {
+			p.recorded = true
+		}
+	}
+	c.settle(p)
+}
+
+// settle ends the held shares of a piece once no copy reads their sources.
+func (c *conn) settle(p *piece) {
+	if !p.rung && p.recorded {
+		done, err := p.done.Done()
+		if !done && err == nil {
+			return
+		}
+	} else if !p.rung {
+		if idle, err := c.stream.Idle(); !idle && err == nil {
+			return
+		}
+	}
+	for _, h := range p.held {
+		h.owner.Closed(0, h.err)
+	}
+	clear(p.held)
+	p.held = p.held[:0]
+}
+
+// pack makes the next piece ready, if there is anything to send.
+func (c *conn) pack(now time.Duration) bool {
+	if c.head != nil {
+		return true
+	}
+	if c.queue.n == 0 {
+		return false
+	}
+	p, err := c.path.newPiece()
+	if err != nil {
+		c.quarantine(xfer.CopyError, err)
+		return false
+	}
+	size := c.cut()
+	for c.queue.n > 0 {
+		it := c.queue.front()
+		n := p.add(it, size)
+		if n == 0 {
+			break
+		}
+		if n < it.Span.Length {
+			it.Owner.Opened(1) // a share for either part
+			it.Fence.Hold()
+		}
+		c.queue.take(n)
+	}
+	p.since = now
+	c.head = p
+	return true
+}
+
+// cut is the size of the next piece. What a lone caller sends is cut smaller, so
+// that the NIC starts before all of it has been copied.
+func (c *conn) cut() uint64 {
+	slot := c.claim.Geometry.SlotSize
+	load := c.queue.bytes + c.bytes
+	if c.path.opts.NoCut || load > 2*slot {
+		return slot
+	}
+	return min(slot, max(cutLeast, (load/cutParts+cutAlign-1)/cutAlign*cutAlign))
+}
+
+// publish hands the head to the relay.
+func (c *conn) publish(now time.Duration) {
+	p := c.head
+	c.head = nil
+	err := c.tx.Prepare(c.index, p.target.Session, p.plans, uint32(p.bytes))
+	if err != nil {
+		p.rung = true // no copy was started
+		c.move(p, xfer.BadPieces, "err", err)
+		c.path.freePiece(p)
+		return
+	}
+	slot := c.claim.Geometry.Slot(c.tx.Next())
+	p.place(c.arena + c.claim.Geometry.Offset(c.claim.Lane, slot))
+	p.seq, p.state, p.since = c.tx.Commit(), flying, now
+	c.flight[slot] = p
+	c.bytes += p.bytes
+	c.claim.Peer.Wake()
+	if err := c.start(p); err != nil {
+		c.takeBack(now, p, xfer.PublishError)
+		c.quarantine(xfer.PublishError, err)
+	}
+}
+
+// start puts the copy and the doorbell on the stream.
+func (c *conn) start(p *piece) error {
+	var last *Fence
+	for i := range p.items {
+		f := p.items[i].Fence
+		if f != nil && f != last && f.Recorded {
+			if err := c.stream.Wait(f.Event); err != nil {
+				return fmt.Errorf("pxn: wait for the source: %w", err)
+			}
+		}
+		last = f
+	}
+	if err := c.stream.Copy(p.copies); err != nil {
+		return fmt.Errorf("pxn: copy to the slot: %w", err)
+	}
+	if c.cpu {
+		if err := c.stream.Record(p.done); err != nil {
+			return fmt.Errorf("pxn: record the copy: %w", err)
+		}
+		p.recorded = true
+		return nil
+	}
+	if err := c.stream.Write64(c.bell, p.seq); err != nil {
+		return fmt.Errorf("pxn: ring by the stream: %w", err)
+	}
+	return nil
+}
+
+// starved sends the head direct if it has waited for a slot too long.
+func (c *conn) starved(now time.Duration) bool {
+	p := c.head
+	if now-max(p.since, c.lastCredit) <= c.path.opts.Credit || c.hopeless(p) {
+		return false
+	}
+	c.dropHead(xfer.NoCredit)
+	return true
+}
+
+func (c *conn) dropHead(why xfer.Reason) {
+	p := c.head
+	c.head = nil
+	p.rung = true // no copy was started
+	c.move(p, why, "peer", c.claim.Peer.Name(), "lane", c.claim.Lane)
+	c.path.freePiece(p)
+}

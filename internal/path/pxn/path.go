@@ -1,0 +1,367 @@
+// Package pxn is the relayed way: through a peer GPU's arena on this host, and
+// out by that peer's NIC, on the target's own rail.
+//
+//	Submit -> queue of a rail -> piece -> descriptor, commit, head
+//	       -> copy to the slot, doorbell -> (the relay sends) -> completion
+//
+// A piece that cannot go this way goes direct, but only after this way is
+// closed: it was revoked before the relay claimed it, or the relay has completed
+// it, or the relay's queue pairs at the target are fenced off, or the relay is
+// gone and its NIC with it (pxn.md 8).
+//
+// All methods of [Path] but [New] and Close belong to the pump. Attaching to a
+// peer and fencing are done by goroutines of their own, which hand their results
+// over in a mailbox and ring the pump.
+package pxn
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/lane"
+	"github.com/railhop/railhop/internal/tally"
+	"github.com/railhop/railhop/internal/xfer"
+)
+
+// Peer is another rank of this host that relays for us.
+type Peer interface {
+	// Name is for people.
+	Name() string
+	Epoch() uint64
+	// Suspected says whether the peer should get nothing more, and why.
+	Suspected(now time.Duration) (bool, xfer.Reason)
+	// Gone says that the process is dead and its descriptors are closed.
+	Gone() bool
+	// Watched says that Gone can be known at all.
+	Watched() bool
+	// Leaving returns a reason if the peer takes no new pieces: it is stopping, or
+	// switched off.
+	Leaving() xfer.Reason
+	// Wake rings the peer's pump if it sleeps.
+	Wake()
+	Close() error
+}
+
+// Claim is a lane of a peer, claimed for us.
+type Claim struct {
+	Peer     Peer
+	Mem      lane.Mem
+	Lane     int
+	Geometry lane.Geometry
+	Handle   gpu.Handle
+	Arena    uint64            // bytes
+	Rails    map[string]uint32 // the peer's rails by name
+	// DoorbellPage is the mapped pages that hold the lane's doorbell, DoorbellAt
+	// the doorbell's address.
+	DoorbellPage []byte
+	DoorbellAt   uint64
+}
+
+// Finder claims a lane of a live peer on a rail. It may block.
+type Finder func(ctx context.Context, rail string) (*Claim, xfer.Reason, error)
+
+// Options configures a [Path].
+type Options struct {
+	Device gpu.Device
+	BusOf  func(addr uint64) string // bus id of the GPU that memory lies on
+	Epoch  uint64                   // our own registry epoch
+	Find   Finder
+	Tally  *tally.Tally
+	Logger *slog.Logger
+	Wake   func() // rings our pump
+	Credit time.Duration
+	Ring   Doorbell
+	Retry  time.Duration // between attempts to attach after one failed; 0 means 250 ms
+	NoCut  bool          // pieces fill slots whatever the load
+	// RailPause is how long at most a target is kept off a lane whose relay's NIC
+	// failed. Zero means 30 s.
+	RailPause time.Duration
+	// DeathCloses says that nothing a relay posted lands once it is gone.
+	DeathCloses bool
+	// Direct sends a share the direct way, or says why it cannot. It opens shares
+	// of its own, and takes over the fence.
+	Direct func(Item, xfer.Reason) error
+	// Hopeless says that direct cannot reach a target, so that a piece should
+	// rather wait. Nil means never.
+	Hopeless func(*Target) bool
+	// Fence asks a target to close all queue pairs of a relay epoch. It may
+	// block. No error means that it is done, or that the target is gone.
+	Fence func(ctx context.Context, t *Target, relayEpoch uint64) error
+}
+
+// Doorbell says who rings.
+type Doorbell uint8
+
+const (
+	RingAuto   Doorbell = iota // the stream, if the devices can
+	RingStream                 // the stream, or not at all
+	RingCPU                    // the CPU, after the copy's event
+)
+
+// Path is the relayed way of one process. Use [New].
+type Path struct {
+	opts  Options
+	log   *slog.Logger
+	rails map[string]*rail
+	conns []*conn // all, also those that only wait to be closed
+	free  []*piece
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	mu     sync.Mutex
+	mail   []func()
+}
+
+// rail is what the path knows of a rail that is not ours.
+type rail struct {
+	name      string
+	conn      *conn // nil if not attached
+	attaching bool
+	waiting   queue         // items that came while attaching
+	since     time.Duration // of the attempt
+	retryAt   time.Duration
+	why       xfer.Reason // of the last failure
+}
+
+// New returns the relayed way.
+func New(opts Options) *Path {
+	if opts.Retry == 0 {
+		opts.Retry = 250 * time.Millisecond
+	}
+	if opts.RailPause == 0 {
+		opts.RailPause = 30 * time.Second
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	p := &Path{opts: opts, log: opts.Logger, rails: make(map[string]*rail)}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	return p
+}
+
+// post hands f to the pump.
+func (p *Path) post(f func()) {
+	p.mu.Lock()
+	p.mail = append(p.mail, f)
+	p.mu.Unlock()
+	p.opts.Wake()
+}
+
+func (p *Path) readMail() bool {
+	p.mu.Lock()
+	mail := p.mail
+	p.mail = nil
+	p.mu.Unlock()
+	for _, f := range mail {
+		f()
+	}
+	return len(mail) > 0
+}
+
+// Submit takes a share on its way to a rail. It returns [xfer.NoReason] and has
+// opened a share if it took it, else why the share should go direct. A share
+// that was taken may still go direct later.
+func (p *Path) Submit(now time.Duration, name string, it Item) xfer.Reason {
+	if it.Span.Length == 0 || it.Span.Source+it.Span.Length < it.Span.Source || it.Span.Dest+it.Span.Length < it.Span.Dest {
+		return xfer.BadPieces
+	}
+	r := p.rails[name]
+	if r == nil {
+		r = &rail{name: name}
+		p.rails[name] = r
+	}
+	switch {
+	case r.conn != nil:
+		if why := r.conn.refuses(now, it.Target); why != xfer.NoReason {
+			return why
+		}
+		it.Owner.Opened(1)
+		it.Fence.Hold()
+		r.conn.queue.push(it)
+	case r.attaching || now >= r.retryAt:
+		if !r.attaching {
+			p.attach(now, r)
+		}
+		if r.why != xfer.NoReason {
+			return r.why // it failed before: try again in the background
+		}
+		it.Owner.Opened(1)
+		it.Fence.Hold()
+		r.waiting.push(it)
+	default:
+		return r.why
+	}
+	return xfer.NoReason
+}
+
+// attach looks for a peer on the rail, off the pump.
+func (p *Path) attach(now time.Duration, r *rail) {
+	r.attaching, r.since = true, now
+	p.wg.Add(1)
+	go func() {
+		defer p.wg.Done()
+		c, why, err := p.dial(r)
+		p.post(func() { p.attached(r, c, why, err) })
+	}()
+}
+
+func (p *Path) attached(r *rail, c *conn, why xfer.Reason, err error) {
+	r.attaching = false
+	if c == nil {
+		r.why = why
+		r.retryAt = r.since + p.opts.Retry
+		for r.waiting.n > 0 {
+			it := *r.waiting.front()
+			r.waiting.take(it.Span.Length)
+			p.direct(it, why, "rail", r.name, "err", err)
+		}
+		return
+	}
+	r.why = xfer.NoReason
+	r.conn = c
+	p.conns = append(p.conns, c)
+	for r.waiting.n > 0 {
+		it := *r.waiting.front()
+		r.waiting.take(it.Span.Length)
+		if why := c.refuses(0, it.Target); why != xfer.NoReason {
+			p.direct(it, why, "rail", r.name)
+			continue
+		}
+		c.queue.push(it)
+	}
+}
+
+// direct sends a share that the path had taken the direct way.
+func (p *Path) direct(it Item, why xfer.Reason, attrs ...any) {
+	p.opts.Tally.Because(why, it.Span.Length, attrs...)
+	err := p.opts.Direct(it, why)
+	it.Owner.Closed(0, err)
+}
+
+// Step does what there is to do, without blocking.
+func (p *Path) Step(now time.Duration) (busy bool) {
+	busy = p.readMail()
+	for _, r := range p.rails {
+		if r.attaching && r.waiting.n > 0 && now-r.since > p.opts.Credit {
+			for r.waiting.n > 0 {
+				it := *r.waiting.front()
+				r.waiting.take(it.Span.Length)
+				p.direct(it, xfer.NoCredit, "rail", r.name, "step", "attach")
+			}
+			r.why, busy = xfer.NoPeer, true
+		}
+	}
+	for i := 0; i < len(p.conns); i++ {
+		c := p.conns[i]
+		if c.step(now) {
+			busy = true
+		}
+		if c.ended {
+			p.conns = append(p.conns[:i], p.conns[i+1:]...)
+			i--
+		}
+	}
+	return busy
+}
+
+// Arm returns how long the pump may sleep: at most a millisecond while a piece is
+// under way, since a GPU that rings cannot wake anyone.
+func (p *Path) Arm(time.Duration) (limit time.Duration) {
+	for _, r := range p.rails {
+		if r.waiting.n > 0 {
+			limit = 10 * time.Millisecond
+		}
+	}
+	for _, c := range p.conns {
+		switch {
+		case c.tx.InFlight() > 0 || c.queue.n > 0 || c.head != nil:
+			return time.Millisecond
+		case c.quarantined:
+			limit = 10 * time.Millisecond
+		}
+	}
+	return limit
+}
+
+// Abort stops the shares of an owner: they end with cause, and go no other way.
+// Those that a relay has claimed end once their way is closed.
+func (p *Path) Abort(now time.Duration, o Owner, cause error) {
+	drop := func(it Item) {
+		it.Fence.Drop()
+		it.Owner.Closed(0, cause)
+	}
+	for _, r := range p.rails {
+		r.waiting.remove(o, drop)
+	}
+	for _, c := range p.conns {
+		c.queue.remove(o, drop)
+		c.abort(now, o, cause)
+	}
+}
+
+// Release gives all lanes back, sending what is queued the direct way. Step goes
+// on until Idle.
+func (p *Path) Release(now time.Duration, why xfer.Reason) {
+	for _, c := range p.conns {
+		c.quarantine(why, nil)
+	}
+}
+
+// Idle reports whether no lane is held.
+func (p *Path) Idle() bool {
+	for _, r := range p.rails {
+		if r.attaching {
+			return false
+		}
+	}
+	return len(p.conns) == 0
+}
+
+// Status describes a lane that the path holds.
+type Status struct {
+	Rail        string
+	Peer        string
+	Lane        int
+	InFlight    int
+	Queued      int
+	Quarantined bool
+	CPUDoorbell bool
+}
+
+// Status describes the lanes that the path holds.
+func (p *Path) Status() []Status {
+	all := make([]Status, 0, len(p.conns))
+	for _, c := range p.conns {
+		all = append(all, Status{c.rail.name, c.claim.Peer.Name(), c.claim.Lane, c.tx.InFlight(), c.queue.n, c.quarantined, c.cpu})
+	}
+	return all
+}
+
+// Close ends the goroutines. The pump no longer steps the path.
+func (p *Path) Close() {
+	p.cancel()
+	p.wg.Wait()
+	p.readMail()
+}
+
+func (p *Path) newPiece() (*piece, error) {
+	if n := len(p.free); n > 0 {
+		pc := p.free[n-1]
+		p.free = p.free[:n-1]
+		return pc, nil
+	}
+	e, err := p.opts.Device.NewEvent()
+	if err != nil {
+		return nil, err
+	}
+	return &piece{done: e}, nil
+}
+
+func (p *Path) freePiece(pc *piece) {
+	pc.reset()
+	p.free = append(p.free, pc)
+}
