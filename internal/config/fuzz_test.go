@@ -30,7 +30,7 @@ func FuzzLoad(f *testing.F) {
 			t.Errorf("PXN is off without a warning: %s", env.PXN.Off)
 		}
 		if len(env.Set) == 0 {
-			env.PXN.Off = ""
+			env.Set, env.PXN.Off = nil, ""
 			env.RDMA.FragmentLimit = Default().RDMA.FragmentLimit // a bad ratio counts as 4
 			if diff := cmp.Diff(Default(), env); diff != "" {
 				t.Errorf("nothing was taken, but (-want +got):\n%s", diff)
