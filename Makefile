@@ -1,0 +1,60 @@
+# make help lists the targets.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# The product is built without cgo. Only the race detector needs it, and says so.
+export CGO_ENABLED := 0
+
+# How long each fuzz target runs in make fuzz.
+FUZZTIME ?= 1m
+# Which tests make test runs a second time with the race detector: inprocess
+# (all but the packages below), all, or none.
+TEST_RACE ?= inprocess
+# Packages whose tests start processes and take long under the race detector.
+MULTIPROCESS := railhop railhop/internal/cli railhop/internal/testkit
+# More flags for go test, such as TESTFLAGS='-run Lane -v'.
+TESTFLAGS ?=
+TEST_TIMEOUT ?= 8m
+
+inprocess = $(shell go list ./... | grep -vxF $(MULTIPROCESS:%=-e github.com/railhop/%))
+race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(TEST_RACE)),$(inprocess)))
+
+.PHONY: help setup build demo test lint race fuzz bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install what is missing and fetch the modules
+	@tools/setup.sh
+
+build: setup ## build bin/railhop
+	go build -trimpath -o bin/railhop ./cmd/railhop
+
+demo: build ## play a small rail fabric on this machine, without hardware
+	bin/railhop demo --soft
+
+test: setup lint ## lint, then run every test and say what ran, what was skipped and why
+	go run ./tools/testsum -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./... \
+		-- $(if $(race_packages),-race -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(race_packages))
+
+race: setup ## run every test with the race detector
+	go run ./tools/testsum -race -shuffle=on -timeout 20m $(TESTFLAGS) ./...
+
+lint: setup ## gofmt, go vet and staticcheck, for amd64 and arm64
+	@unformatted=$$(gofmt -l .); \
+		if [ -n "$$unformatted" ]; then echo "not as gofmt writes it:"; echo "$$unformatted"; exit 1; fi
+	GOARCH=amd64 go vet ./...
+	GOARCH=arm64 go vet ./...
+	GOARCH=arm64 go build ./...
+	go tool staticcheck ./...
+
+fuzz: setup ## run each fuzz target for FUZZTIME (1m)
+	@tools/fuzz.sh $(FUZZTIME)
+
+bench: setup ## run every benchmark
+	go test -run '^$$' -bench . -benchmem -timeout 20m ./...
+
+clean: ## remove what was built
+	rm -rf bin report*.html

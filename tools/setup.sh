@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Makes sure that what the build and the tests need is there: Go, a C compiler for
+# the race detector, and the modules. Installs only what is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if ! command -v go >/dev/null; then
+	echo "setup: no go command: install Go $(awk '$1 == "go" { print $2 }' go.mod) or later" >&2
+	exit 1
+fi
+
+if ! command -v gcc >/dev/null; then
+	if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
+		echo "setup: no gcc, which the race detector needs: install it" >&2
+		exit 1
+	fi
+	echo "setup: installing gcc"
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update -qq
+	apt-get install -qq -y --no-install-recommends gcc libc6-dev >/dev/null
+fi
+
+# What is in the module cache already needs no network.
+go mod download

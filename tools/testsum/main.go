@@ -1,0 +1,99 @@
+// Command testsum runs go test and says what came of it: one line a package, the
+// output of what failed, each skip with its reason, and a closing line of the
+// form "N passed, N failed, N skipped".
+//
+//	testsum ./... -- -race ./internal/lane
+//
+// runs go test once for each group of arguments between "--". A group with -race
+// runs with cgo, which the race detector needs, the others without, as the
+// product is built. The exit status is 0 if nothing failed and something passed.
+//
+// Tests and subtests count alike. A package that fails outside any test (it does
+// not build, or its process dies) counts as one failure.
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+func main() {
+	groups := split(os.Args[1:])
+	if len(groups) == 0 {
+		fmt.Fprintln(os.Stderr, "usage: testsum GO_TEST_ARGS... [-- GO_TEST_ARGS...]...")
+		os.Exit(2)
+	}
+	s := newSummary(os.Stdout)
+	for _, args := range groups {
+		s.begin(strings.Join(args, " "))
+		if err := runGroup(s, args); err != nil {
+			s.broken(err)
+		}
+	}
+	os.Exit(s.close())
+}
+
+// split cuts args at "--" and drops empty groups.
+func split(args []string) [][]string {
+	var groups [][]string
+	var group []string
+	for _, a := range append(slices.Clone(args), "--") {
+		if a != "--" {
+			group = append(group, a)
+		} else if len(group) > 0 {
+			groups, group = append(groups, group), nil
+		}
+	}
+	return groups
+}
+
+// runGroup runs go test and feeds its events to s. An error is one that no
+// event tells of.
+func runGroup(s *summary, args []string) error {
+	cgo := "CGO_ENABLED=0"
+	if slices.Contains(args, "-race") {
+		cgo = "CGO_ENABLED=1"
+	}
+	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	cmd.Env = append(cmd.Environ(), cgo)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return fmt.Errorf("testsum: %w", err)
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("testsum: %w", err)
+	}
+	before := s.failed
+	readErr := readLines(out, s.line)
+	err = cmd.Wait()
+	if readErr != nil {
+		return fmt.Errorf("testsum: read go test: %w", readErr)
+	}
+	if err != nil && s.failed == before {
+		return fmt.Errorf("testsum: go test %s: %w", strings.Join(args, " "), err)
+	}
+	return nil
+}
+
+func readLines(r io.Reader, each func(line []byte)) error {
+	br := bufio.NewReader(r)
+	for {
+		line, err := br.ReadBytes('\n')
+		if len(line) > 0 {
+			each(line)
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
