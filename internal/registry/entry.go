@@ -139,7 +139,7 @@ func (e *Entry) fill(o EntryOptions, rails []byte) error {
 // link shows the entry to the group, if there is room and a lock.
 func (r *Registry) link(e *Entry) error {
 	return r.locked(func() error {
-		live, err := r.reclaim()
+		live, err := r.reclaimAll()
 		if err != nil {
 			return err
 		}

@@ -34,17 +34,6 @@ func (r *Registry) LaneOwner(id shmabi.Identity, epoch uint64) (*LaneOwner, erro
 	return o, nil
 }
 
-// held returns an open peer, with a hold on it, or nil.
-func (r *Registry) held(name string) *Peer {
-	r.mu.Lock()
-	p := r.peers[name]
-	r.mu.Unlock()
-	if p == nil || !p.hold() {
-		return nil
-	}
-	return p
-}
-
 // Known reports whether the sender's entry was found.
 func (o *LaneOwner) Known() bool { return o.peer != nil }
 

@@ -35,6 +35,7 @@ const (
 	whyTruncated = "its file was truncated"
 	whyDied      = "its process died"
 	whyStale     = "its heartbeat stands still"
+	whyLetGo     = "it was let go"
 )
 
 // Life looks at the facts about the peer's process, strongest first. It makes a
@@ -152,7 +153,10 @@ func (p *Peer) Suspected(now time.Duration) (bool, string) {
 	if !p.touch(func(b *shmabi.ControlBlock) {
 		life, beat = b.Header.Life.Load(), b.Header.Heartbeat.Load()
 	}) {
-		return true, whyTruncated
+		if p.truncated.Load() {
+			return true, whyTruncated
+		}
+		return true, whyLetGo
 	}
 	if life&shmabi.LifeOwnerDied != 0 {
 		p.dead.Store(true)

@@ -30,8 +30,9 @@ type Peer struct {
 	block  *shmabi.ControlBlock
 	dev    uint64
 	ino    uint64
-	pidfd  int  // -1: none
 	sameNS bool // as this process, so that its pid means something here
+	// provable: there was a pidfd, or the process had ended, when it was opened
+	provable bool
 
 	// What is true once stays true.
 	dead, closed, ended, truncated atomic.Bool
@@ -40,6 +41,7 @@ type Peer struct {
 
 	mu       sync.Mutex // held to touch memory, so that it does not go meanwhile
 	unmapped bool
+	pidfd    int // -1: none
 	refs     int
 	listed   bool
 	beat     uint64
@@ -83,7 +85,7 @@ func (p *Peer) ArenaHandle() [shmabi.HandleBytes]byte { return p.hdr.arenaHandle
 
 // HasPidfd reports whether the peer's end can be proven here. It cannot for a
 // process of another pid namespace.
-func (p *Peer) HasPidfd() bool { return p.sameNS && (p.pidfd >= 0 || p.ended.Load()) }
+func (p *Peer) HasPidfd() bool { return p.provable }
 
 // Block is the peer's control block. Touch it under [shm.Guard], and not after
 // Close; the header's plain fields have accessors that were checked.
@@ -169,7 +171,11 @@ func (p *Peer) Close() error {
 	if !listed {
 		return nil
 	}
-	return p.drop()
+	err := p.drop()
+	if p.r != nil {
+		p.r.pokeWatchers() // they hold it while they wait
+	}
+	return err
 }
 
 // hold keeps the memory mapped until drop. It fails if it is gone already.
@@ -197,16 +203,10 @@ func (p *Peer) list() bool {
 	return true
 }
 
+// drop ends a hold, and takes memory and descriptors away after the last.
 func (p *Peer) drop() error {
 	p.mu.Lock()
 	p.refs--
-	p.mu.Unlock()
-	return p.discard()
-}
-
-// discard takes memory and descriptors away unless somebody holds the peer.
-func (p *Peer) discard() error {
-	p.mu.Lock()
 	if p.refs > 0 {
 		p.mu.Unlock()
 		return nil

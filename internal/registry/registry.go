@@ -187,18 +187,23 @@ func openGroup(path string, made bool) (*shm.Dir, error) {
 	}
 	st, err := dir.Stat()
 	if err == nil {
-		switch {
-		case st.Uid != uint32(os.Geteuid()):
-			err = fmt.Errorf("%s belongs to uid %d, want %d", path, st.Uid, os.Geteuid())
-		case st.Mode&0o7777 != 0o700:
-			err = fmt.Errorf("%s has mode %#o, want 0700", path, st.Mode&0o7777)
-		}
+		err = checkGroupDir(path, &st, uint32(os.Geteuid()))
 	}
 	if err != nil {
 		dir.Close()
 		return nil, fmt.Errorf("registry: %w", err)
 	}
 	return dir, nil
+}
+
+func checkGroupDir(path string, st *unix.Stat_t, uid uint32) error {
+	switch {
+	case st.Uid != uid:
+		return fmt.Errorf("%s belongs to uid %d, want %d", path, st.Uid, uid)
+	case st.Mode&0o7777 != 0o700:
+		return fmt.Errorf("%s has mode %#o, want 0700", path, st.Mode&0o7777)
+	}
+	return nil
 }
 
 // Self is this process's identity.

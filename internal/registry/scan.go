@@ -14,39 +14,62 @@ import (
 )
 
 // Scan looks through the directory, under its lock, and returns the other ranks
-// of the group and the files that it refused. Entries of dead owners are
-// unlinked. A peer that an earlier scan returned is the same [Peer]. It returns
-// [ErrBusy] if the lock was not to be had in time. It may sleep: not for a pump.
+// of the group, those that are stopping included, and the files that it refused.
+// Entries of dead owners are unlinked. A peer that an earlier scan returned is
+// the same [Peer]; one that is missing has died or left. It returns [ErrBusy] if
+// the lock was not to be had in time. It may sleep: not for a pump.
 func (r *Registry) Scan() ([]*Peer, []Refusal, error) {
 	var peers []*Peer
 	var refused []Refusal
 	err := r.locked(func() error {
 		var err error
-		peers, refused, err = r.scan()
+		refused, err = r.each(func(p *Peer) *Refusal {
+			switch {
+			case p.Life() == Dead:
+				r.reclaim(p)
+			case p.isSelf():
+			case len(peers) == MaxRanks:
+				return refuse(TooMany, "%d others were accepted", MaxRanks)
+			case p.list():
+				peers = append(peers, p)
+			}
+			return nil
+		})
 		return err
 	})
 	if err != nil {
 		return nil, nil, err
 	}
-	listed := peers[:0]
-	for _, p := range peers {
-		if p.list() {
-			listed = append(listed, p)
-		}
-	}
 	for _, f := range refused {
 		r.note(f)
 	}
 	r.pokeWatchers()
-	return listed, refused, nil
+	return peers, refused, nil
 }
 
-// scan is Scan under the lock. Its peers are in the registry's table, and not
-// listed yet.
-func (r *Registry) scan() (peers []*Peer, refused []Refusal, err error) {
+// reclaimAll unlinks the entries of dead owners, under the lock, and returns how
+// many entries remain, our own included.
+func (r *Registry) reclaimAll() (int, error) {
+	r.mu.Lock()
+	live := len(r.entries)
+	r.mu.Unlock()
+	_, err := r.each(func(p *Peer) *Refusal {
+		if p.Life() == Dead {
+			r.reclaim(p)
+		} else {
+			live++
+		}
+		return nil
+	})
+	return live, err
+}
+
+// each calls f, under the lock and in the order of names, for every valid entry
+// but this Registry's own. It returns the others, and what f refused.
+func (r *Registry) each(f func(*Peer) *Refusal) (refused []Refusal, err error) {
 	names, err := r.dir.Names()
 	if err != nil {
-		return nil, nil, fmt.Errorf("registry: %w", err)
+		return nil, fmt.Errorf("registry: %w", err)
 	}
 	slices.Sort(names)
 	for _, name := range names {
@@ -54,52 +77,16 @@ func (r *Registry) scan() (peers []*Peer, refused []Refusal, err error) {
 			continue
 		}
 		p, bad := r.find(name)
-		switch {
-		case bad != nil:
+		if bad == nil {
+			bad = f(p)
+			p.drop()
+		}
+		if bad != nil {
 			bad.Name = name
 			refused = append(refused, *bad)
-		case p.Life() == Dead:
-			r.reclaimOne(p)
-		case p.isSelf():
-			p.discard()
-		case len(peers) == MaxRanks:
-			refused = append(refused, Refusal{name, TooMany, fmt.Sprintf("at most %d ranks", MaxRanks)})
-			p.discard()
-		default:
-			peers = append(peers, p)
 		}
 	}
-	return peers, refused, nil
-}
-
-// reclaim unlinks the entries of dead owners, under the lock, and returns how
-// many entries remain, our own included.
-func (r *Registry) reclaim() (int, error) {
-	names, err := r.dir.Names()
-	if err != nil {
-		return 0, fmt.Errorf("registry: %w", err)
-	}
-	live := 0
-	for _, name := range names {
-		if _, _, ok := parseName(name); !ok {
-			continue
-		}
-		if r.own(name) {
-			live++
-			continue
-		}
-		p, bad := r.find(name)
-		if bad != nil {
-			continue
-		}
-		if p.Life() == Dead {
-			r.reclaimOne(p)
-			continue
-		}
-		p.discard()
-		live++
-	}
-	return live, nil
+	return refused, nil
 }
 
 func (r *Registry) own(name string) bool {
@@ -108,14 +95,12 @@ func (r *Registry) own(name string) bool {
 	return r.entries[name] != nil
 }
 
-// find returns the peer of an entry: the one that is open already, or a new one.
+// find returns the peer of an entry, with a hold on it: the one that is open
+// already, or a new one.
 func (r *Registry) find(name string) (*Peer, *Refusal) {
-	r.mu.Lock()
-	p := r.peers[name]
-	r.mu.Unlock()
-	if p != nil && p.hold() {
-		defer p.drop()
+	if p := r.held(name); p != nil {
 		if bad := p.recheck(r.dir, r.uid); bad != nil {
+			p.drop()
 			return nil, bad
 		}
 		return p, nil
@@ -126,25 +111,41 @@ func (r *Registry) find(name string) (*Peer, *Refusal) {
 	}
 	p.r = r
 	r.mu.Lock()
-	r.peers[name] = p
+	closed := r.closed
+	if !closed {
+		r.peers[name] = p
+	}
 	r.mu.Unlock()
+	if closed {
+		p.drop()
+		return nil, refuse(Unreadable, "the registry was closed")
+	}
 	return p, nil
+}
+
+// held returns an open peer, with a hold on it, or nil.
+func (r *Registry) held(name string) *Peer {
+	r.mu.Lock()
+	p := r.peers[name]
+	r.mu.Unlock()
+	if p == nil || !p.hold() {
+		return nil
+	}
+	return p
 }
 
 func (r *Registry) looker() *looker {
 	return &looker{r.self, r.opts.Processes, r.opts.HeartbeatTimeout}
 }
 
-// reclaimOne unlinks a dead owner's entry.
-func (r *Registry) reclaimOne(p *Peer) {
-	err := r.unlink(p.name, p.file)
-	if err == nil {
-		r.reclaimed.Add(1)
-		r.opts.Logger.Info("registry: reclaimed the entry of a dead rank", "entry", p.name)
-	} else {
+// reclaim unlinks a dead owner's entry, under the lock.
+func (r *Registry) reclaim(p *Peer) {
+	if err := r.unlink(p.name, p.file); err != nil {
 		r.opts.Logger.Warn("registry: cannot reclaim the entry of a dead rank", "entry", p.name, "err", err)
+		return
 	}
-	p.discard()
+	r.reclaimed.Add(1)
+	r.opts.Logger.Info("registry: reclaimed the entry of a dead rank", "entry", p.name)
 }
 
 // unlink removes an entry and its stats, under the directory's lock, if the name
@@ -167,8 +168,10 @@ func (r *Registry) unlink(name string, f *shm.File) error {
 	if err := r.dir.Unlink(name); err != nil {
 		return fmt.Errorf("registry: %w", err)
 	}
-	if err := r.dir.Unlink(statsPrefix + name); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("registry: %w", err)
+	for _, stats := range []string{statsPrefix + name, statsPrefix + name + statsNext} {
+		if err := r.dir.Unlink(stats); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("registry: %w", err)
+		}
 	}
 	return nil
 }
@@ -178,6 +181,9 @@ func (r *Registry) note(f Refusal) {
 	key := f.Name + " " + f.Cause.String()
 	r.mu.Lock()
 	_, seen := r.seen[key]
+	if len(r.seen) > 1024 {
+		clear(r.seen)
+	}
 	r.seen[key] = struct{}{}
 	r.mu.Unlock()
 	if !seen {
@@ -233,7 +239,7 @@ func checkFile(st *unix.Stat_t, uid uint32) *Refusal {
 	return nil
 }
 
-// openPeer checks a file and maps it. Nothing is mapped before the file and its
+// openPeer checks a file and maps it, with a hold for the caller. Nothing is mapped before the file and its
 // header, read by a system call, have passed.
 func openPeer(dir *shm.Dir, look *looker, uid uint32, name string, writable bool) (*Peer, *Refusal) {
 	before, err := dir.Lstat(name)
@@ -247,7 +253,7 @@ func openPeer(dir *shm.Dir, look *looker, uid uint32, name string, writable bool
 	if err != nil {
 		return nil, refuse(Unreadable, "%v", err)
 	}
-	p := &Peer{look: look, name: name, file: f, pidfd: -1, dev: uint64(before.Dev), ino: before.Ino}
+	p := &Peer{look: look, name: name, file: f, pidfd: -1, refs: 1, dev: uint64(before.Dev), ino: before.Ino}
 	if bad := p.open(uid, writable); bad != nil {
 		f.Close()
 		return nil, bad
@@ -310,6 +316,7 @@ func (p *Peer) openProcess() {
 	fd, err := p.look.procs.Pidfd(int(p.hdr.owner.PID))
 	if errors.Is(err, proc.ErrGone) {
 		p.ended.Store(true)
+		p.provable = true
 		return
 	}
 	if err != nil {
@@ -319,8 +326,9 @@ func (p *Peer) openProcess() {
 	switch {
 	case errors.Is(err, proc.ErrGone), err == nil && st.StartTicks != p.hdr.owner.StartTicks:
 		p.ended.Store(true)
+		p.provable = true
 	case err == nil:
-		p.pidfd = fd
+		p.pidfd, p.provable = fd, true
 		return
 	}
 	unix.Close(fd)

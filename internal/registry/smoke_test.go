@@ -25,6 +25,7 @@ func TestSmoke(t *testing.T) {
 	}
 	p.r = a
 	p.list()
+	p.drop()
 	if p.Life() != Alive || p.Closed() || !p.HasPidfd() {
 		t.Error(p.Life(), p.Closed(), p.HasPidfd())
 	}

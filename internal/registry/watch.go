@@ -1,6 +1,268 @@
 package registry
 
-type Watcher struct{}
+import (
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
 
-func (w *Watcher) Close() error   { return nil }
-func (r *Registry) pokeWatchers() {}
+	"golang.org/x/sys/unix"
+
+	"github.com/railhop/railhop/internal/shm"
+	"github.com/railhop/railhop/internal/shmabi"
+)
+
+// Event is what a [Watcher] saw of a peer.
+type Event uint8
+
+// A peer dies first and is closed later, by seconds if it had much memory.
+const (
+	Died   Event = iota + 1 // [Peer.Life] is Dead
+	Closed                  // [Peer.Closed] is true
+)
+
+func (e Event) String() string {
+	switch e {
+	case Died:
+		return "died"
+	case Closed:
+		return "closed"
+	}
+	return "none"
+}
+
+// Watcher waits for the deaths of all peers of a registry: for their life words,
+// with one blocked thread, and for their pidfds, in the runtime's poller. When
+// nobody dies it wakes once a heartbeat.
+//
+// Where the kernel has no FUTEX_WAITV (before 5.16, or by a seccomp filter), a
+// death is seen by the pidfd, or a heartbeat later.
+type Watcher struct {
+	r      *Registry
+	notify func(*Peer, Event)
+	every  time.Duration
+	stop   atomic.Bool
+	poked  chan struct{}  // wakes the loop where it waits in Go,
+	poke   *atomic.Uint32 // and where it waits in the kernel
+	done   sync.WaitGroup
+	peers  map[*Peer]*watched // the loop's own
+}
+
+// watched is what the loop knows of a peer.
+type watched struct {
+	told  Event
+	life  uint32 // the word that it waits on; 0: none
+	shy   bool   // the word changed without a death: do not wait on it
+	pidfd *os.File
+}
+
+// Watch starts a watcher over the peers that scans find, now and later. notify
+// is called from one goroutine, once an event and peer; it must not block long
+// and must not close the watcher.
+func (r *Registry) Watch(notify func(*Peer, Event)) (*Watcher, error) {
+	w := &Watcher{
+		r: r, notify: notify, every: min(r.opts.HeartbeatTimeout/3, time.Second),
+		poked: make(chan struct{}, 1), poke: new(atomic.Uint32), peers: map[*Peer]*watched{},
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, errors.New("registry: watch: closed")
+	}
+	r.watchers[w] = struct{}{}
+	w.done.Add(1)
+	go w.run()
+	return w, nil
+}
+
+// Close stops the watcher and waits for it. A second call does nothing.
+func (w *Watcher) Close() error {
+	w.stop.Store(true)
+	w.wake()
+	w.done.Wait()
+	w.r.mu.Lock()
+	defer w.r.mu.Unlock()
+	delete(w.r.watchers, w)
+	return nil
+}
+
+// wake makes the loop look around.
+func (w *Watcher) wake() {
+	w.poke.Add(1)
+	shm.WakePrivate(w.poke)
+	select {
+	case w.poked <- struct{}{}:
+	default:
+	}
+}
+
+// pokeWatchers tells the watchers that the set of peers has changed.
+func (r *Registry) pokeWatchers() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for w := range r.watchers {
+		w.wake()
+	}
+}
+
+func (w *Watcher) run() {
+	defer w.done.Done()
+	defer func() {
+		for _, k := range w.peers {
+			k.close()
+		}
+	}()
+	inKernel := true
+	for idle := 0; !w.stop.Load(); {
+		old := w.poke.Load()
+		peers := w.r.holdAll()
+		w.follow(peers)
+		waits := []shm.Wait{{Word: w.poke, Old: old, Private: true}}
+		found := false
+		for _, p := range peers {
+			found = w.look(p) || found
+			if k := w.peers[p]; k.life != 0 && len(waits) < shm.WaitMax {
+				waits = append(waits, shm.Wait{Word: &p.block.Header.Life, Old: k.life})
+			}
+		}
+		// A peer that plays with its word, or wakes it without need, must not
+		// make this loop spin.
+		began := time.Now()
+		if inKernel && idle < 16 {
+			err := shm.WaitAny(waits, w.every)
+			switch {
+			case errors.Is(err, unix.EFAULT):
+				idle = 16 // a block was cut: the next look finds which
+			case err != nil:
+				inKernel = false
+				w.r.opts.Logger.Info("registry: no FUTEX_WAITV, deaths are seen by pidfd", "err", err)
+			}
+		} else {
+			w.pause(inKernel)
+		}
+		if found || time.Since(began) >= time.Millisecond || w.poke.Load() != old {
+			idle = 0
+		} else {
+			idle++
+		}
+		for _, p := range peers {
+			p.drop()
+		}
+	}
+}
+
+// pause waits in Go: a little after too many wake-ups for nothing, a heartbeat
+// where the kernel cannot wait for several words.
+func (w *Watcher) pause(little bool) {
+	d := w.every
+	if little {
+		d = min(d, 10*time.Millisecond)
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-w.poked:
+	}
+}
+
+// holdAll returns the open peers, with a hold on each.
+func (r *Registry) holdAll() []*Peer {
+	r.mu.Lock()
+	peers := values(r.peers)
+	r.mu.Unlock()
+	held := peers[:0]
+	for _, p := range peers {
+		if p.hold() {
+			held = append(held, p)
+		}
+	}
+	return held
+}
+
+// follow starts to watch the pidfds of new peers and forgets those that left.
+func (w *Watcher) follow(peers []*Peer) {
+	here := make(map[*Peer]bool, len(peers))
+	for _, p := range peers {
+		here[p] = true
+		if w.peers[p] != nil {
+			continue
+		}
+		k := &watched{}
+		w.peers[p] = k
+		if k.pidfd = p.dupPidfd(); k.pidfd != nil {
+			w.done.Add(1)
+			go w.waitPidfd(k.pidfd)
+		}
+	}
+	for p, k := range w.peers {
+		if !here[p] {
+			k.close()
+			delete(w.peers, p)
+		}
+	}
+}
+
+func (k *watched) close() {
+	if k.pidfd != nil {
+		k.pidfd.Close()
+		k.pidfd = nil
+	}
+}
+
+// look tells of a peer's death and end, if they are new, and chooses the value
+// of its life word to wait on.
+func (w *Watcher) look(p *Peer) (found bool) {
+	k := w.peers[p]
+	if k.told < Died && p.Life() == Dead {
+		// The kernel has woken one of those who wait: wake the others.
+		p.touch(func(b *shmabi.ControlBlock) { shm.Wake(&b.Header.Life, shm.WaitMax) })
+		k.told, found = Died, true
+		w.notify(p, Died)
+	}
+	if k.told == Died && p.Closed() {
+		k.told, found = Closed, true
+		k.close()
+		w.notify(p, Closed)
+	}
+	before := k.life
+	k.life = 0
+	if k.told == 0 && !k.shy {
+		p.touch(func(b *shmabi.ControlBlock) { k.life = b.Header.Life.Load() })
+		if k.life&shmabi.LifeWaiters == 0 || k.life&shmabi.LifeOwnerDied != 0 || before != 0 && k.life != before {
+			k.shy = k.life&shmabi.LifeOwnerDied == 0
+			k.life = 0
+		}
+	}
+	return found
+}
+
+// dupPidfd returns a pidfd of the watcher's own, in the runtime's poller; nil if
+// there is none.
+func (p *Peer) dupPidfd() *os.File {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.unmapped || p.pidfd < 0 {
+		return nil
+	}
+	fd, err := unix.FcntlInt(uintptr(p.pidfd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	return os.NewFile(uintptr(fd), "pidfd")
+}
+
+// waitPidfd wakes the loop once the process has ended. It returns when the file
+// is closed, too.
+func (w *Watcher) waitPidfd(f *os.File) {
+	defer w.done.Done()
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	err = conn.Read(func(fd uintptr) bool { return pollPidfd(int(fd)) == Dead })
+	if err == nil {
+		w.wake()
+	}
+}
