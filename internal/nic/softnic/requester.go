@@ -1,0 +1,385 @@
+package softnic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/railhop/railhop/internal/nic"
+)
+
+const (
+	dialWait  = 2 * time.Second // for one attempt
+	retryMin  = 2 * time.Millisecond
+	retryMax  = 20 * time.Millisecond
+	ackAhead  = 4 << 10
+	delayRoom = 1 << 10
+)
+
+var errPortDown = errors.New("the port is down")
+
+// start starts run. The caller holds mu.
+func (q *qp) start() {
+	ctx, cancel := context.WithCancel(q.d.ctx)
+	q.running, q.cancel = true, cancel
+	q.d.wg.Go(func() {
+		defer cancel()
+		q.run(ctx)
+	})
+}
+
+// run is the life of the requesting side: connect, send, and after a failure
+// close and flush. It ends with the queue pair in ERR.
+func (q *qp) run(ctx context.Context) {
+	if q.talk(ctx) {
+		if err := q.d.closeRemote(q.peer, q.num); err != nil {
+			q.d.log.Warn("queue pair given up, what was posted may still land", "qpn", q.num, "err", err)
+			q.mu.Lock()
+			q.lost = true
+			close(q.ended)
+			q.mu.Unlock()
+			return
+		}
+	}
+	q.mu.Lock()
+	wake := q.flush()
+	q.finished = true
+	close(q.ended)
+	q.mu.Unlock()
+	if wake {
+		q.cq.wake()
+	}
+}
+
+// talk connects and sends until the queue pair is in ERR. It reports whether the
+// peer has still to be asked to close.
+func (q *qp) talk(ctx context.Context) (open bool) {
+	conn, rep, err := q.connect(ctx)
+	if err != nil {
+		q.d.log.Debug("queue pair cannot connect", "qpn", q.num, "err", err)
+		q.fail(nic.StatusRetryExceeded)
+		return false
+	}
+	defer conn.Close()
+	s, err := newStream(conn)
+	if err != nil {
+		q.fail(nic.StatusFatal)
+		return true
+	}
+	q.mu.Lock()
+	if q.state == nic.Err {
+		q.mu.Unlock()
+		return true
+	}
+	q.out = conn
+	q.mu.Unlock()
+	if q.d.Port().State != nic.PortActive {
+		conn.Close() // it went down before cut could see the connection
+	}
+	count := q.d.count(tallyKey{q.peer, rep.name, rep.rail})
+	closed := false
+	read := make(chan struct{})
+	q.d.wg.Go(func() {
+		defer close(read)
+		closed = q.receive(s, count)
+	})
+	err = q.send(s, count, rep.rail != q.d.cfg.Rail)
+	if err != nil && errors.Is(err, syscall.EFAULT) {
+		q.fail(nic.StatusLocalProtection)
+	} else if err != nil {
+		<-read // a nak may be on its way
+		q.fail(nic.StatusRetryExceeded)
+	}
+	conn.Close()
+	<-read
+	return !closed
+}
+
+// connect opens the connection to the peer's device, as often as it takes within
+// the budget.
+func (q *qp) connect(ctx context.Context) (*net.TCPConn, reply, error) {
+	deadline := time.Now().Add(q.budget)
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	h := hello{
+		kind: kindData, src: end{q.d.gid, q.d.lid, q.num}, dstQPN: q.peer.qpn,
+		name: q.d.cfg.Name, rail: q.d.cfg.Rail,
+	}
+	for pause := retryMin; ; pause = min(2*pause, retryMax) {
+		if q.d.Port().State != nic.PortActive {
+			return nil, reply{}, errPortDown
+		}
+		conn, rep, err := ask(ctx, q.peer, &h)
+		switch {
+		case err == nil && rep.verdict == verdictOK:
+			return conn, rep, nil
+		case err == nil:
+			conn.Close()
+			err = fmt.Errorf("refused with verdict %d", rep.verdict)
+			if rep.verdict != verdictNotReady {
+				return nil, rep, err
+			}
+		case errors.Is(err, errGone), errors.Is(err, errForeign), errors.Is(err, errMalformed):
+			return nil, reply{}, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, reply{}, errors.Join(err, context.Cause(ctx))
+		}
+	}
+}
+
+// ask says hello to the device at to and returns its reply and the connection. It
+// fails with errGone if nothing listens there.
+func ask(ctx context.Context, to end, h *hello) (*net.TCPConn, reply, error) {
+	dialer := net.Dialer{Timeout: dialWait}
+	c, err := dialer.DialContext(ctx, "tcp", addrOf(to.gid, to.port).String())
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, reply{}, errGone
+	}
+	if err != nil {
+		return nil, reply{}, err
+	}
+	conn := c.(*net.TCPConn)
+	unwatch := context.AfterFunc(ctx, func() { conn.Close() })
+	b := make([]byte, replyBytes)
+	_, err = conn.Write(h.encode())
+	if err == nil {
+		_, err = io.ReadFull(conn, b)
+	}
+	var rep reply
+	if err == nil {
+		rep, err = parseReply(b)
+	}
+	if !unwatch() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, reply{}, err
+	}
+	return conn, rep, nil
+}
+
+// send writes requests in batches, many in one call, until the queue pair is in
+// ERR or the connection fails.
+func (q *qp) send(s *stream, count *tallyCount, cross bool) error {
+	h := q.d.hold(func() { go q.fail(nic.StatusLocalProtection) }, q.done.Load)
+	defer q.d.drop(h)
+	head := make([]byte, batchHead)
+	timer := time.NewTimer(time.Hour)
+	timer.Stop()
+	for {
+		q.mu.Lock()
+		for q.state == nic.RTS && (q.sent == q.tail || q.blocked && q.done.Load() != q.sent) {
+			q.more.Wait()
+		}
+		if q.state != nic.RTS {
+			q.mu.Unlock()
+			return nil
+		}
+		if q.blocked {
+			q.mu.Unlock()
+			q.fail(nic.StatusLocalProtection)
+			return nil
+		}
+		n, wrote, read := q.gather(s, h, head)
+		q.mu.Unlock()
+		if n == 0 {
+			continue
+		}
+		count.opsThere.Add(uint64(n))
+		count.wroteThere.Add(wrote)
+		count.readThere.Add(read)
+		err := s.writePaced(s.wiov, q.d.pace, cross, timer, q.stop)
+		h.release()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// gather makes a batch of what is posted: its headers in head, and all its runs
+// in s.wiov. It holds the regions, and stops before a request whose local memory is not
+// valid. The caller holds mu.
+func (q *qp) gather(s *stream, h *holder, head []byte) (n int, wrote, read uint64) {
+	s.wiov = append(s.wiov[:0], iovec{})
+	for n < maxBatch && q.sent != q.tail && wrote < paceChunk {
+		w := q.slot(q.sent)
+		if !h.local(q.pd, w, q.sent) {
+			q.blocked = true
+			break
+		}
+		putOp(head[batchBytes+n*opBytes:], op{w.Op, w.RKey, w.RemoteAddr, w.Length})
+		if w.Op == nic.OpRead {
+			read += uint64(w.Length)
+		} else if w.Length > 0 {
+			s.wiov = append(s.wiov, iovec{base: uintptr(w.LocalAddr), len: uintptr(w.Length)})
+			wrote += uint64(w.Length)
+		}
+		q.sent++
+		n++
+	}
+	putBatch(head, n)
+	s.wiov[0] = iovOf(head[:batchBytes+n*opBytes])
+	return n, wrote, read
+}
+
+// receive reads acks and read data until the connection ends. It reports whether
+// the peer has said that it closed its end.
+func (q *qp) receive(s *stream, count *tallyCount) (closed bool) {
+	h := q.d.hold(func() { go q.fail(nic.StatusLocalProtection) }, nil)
+	defer q.d.drop(h)
+	line := newDelay(q)
+	defer line.close()
+	err := q.acks(s, h, line)
+	var nak *nakError
+	if errors.As(err, &nak) {
+		line.close()
+		q.fail(nak.status)
+		return true
+	}
+	if errors.Is(err, errMalformed) {
+		q.d.log.Warn("queue pair's peer breaks the protocol", "qpn", q.num, "err", err)
+	}
+	line.close()
+	q.mu.Lock()
+	idle := q.done.Load() == q.tail && q.state == nic.RTS
+	q.broken = q.broken || idle
+	q.mu.Unlock()
+	switch {
+	case idle:
+	case errors.Is(err, syscall.EFAULT):
+		q.fail(nic.StatusLocalProtection)
+	default:
+		q.fail(nic.StatusRetryExceeded)
+	}
+	return false
+}
+
+// nakError is the peer's word that an operation failed.
+type nakError struct{ status nic.Status }
+
+func (e *nakError) Error() string { return fmt.Sprintf("refused by the peer: %v", e.status) }
+
+// acks turns frames into completions.
+func (q *qp) acks(s *stream, h *holder, line *delay) error {
+	seen, ahead := uint64(0), ackAhead
+	for {
+		if err := s.fill(frameBytes, ahead); err != nil {
+			return err
+		}
+		f, err := parseFrame(s.stage[s.r:])
+		if err != nil {
+			return err
+		}
+		s.r += frameBytes
+		w, err := q.check(seen, f)
+		if err != nil {
+			return err
+		}
+		switch f.kind {
+		case frameAck:
+			seen, ahead = f.seq, ackAhead
+		case frameNak:
+			line.pass(f.seq)
+			return &nakError{f.status}
+		case frameData:
+			if !h.local(q.pd, &w, f.seq) {
+				q.fail(nic.StatusLocalProtection)
+				return net.ErrClosed
+			}
+			ahead = frameBytes
+			if w.Length <= smallOp {
+				ahead = ackAhead
+			}
+			s.begin()
+			s.land(w.LocalAddr, w.Length)
+			_, err := s.finish(ahead)
+			h.release()
+			if err != nil {
+				return err
+			}
+			seen = f.seq + 1
+		}
+		line.pass(seen)
+	}
+}
+
+// check refuses a frame that does not fit what was sent: acks must not go back, run
+// ahead or skip a read. It returns the read that data belongs to.
+func (q *qp) check(seen uint64, f frame) (w nic.WR, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ok := f.seq >= seen && f.seq <= q.sent && (f.kind == frameAck || f.seq < q.sent)
+	for i := seen; ok && i < f.seq; i++ {
+		ok = q.slot(i).Op != nic.OpRead
+	}
+	if ok && f.kind == frameData {
+		w = *q.slot(f.seq)
+		ok = w.Op == nic.OpRead && w.Length == f.length
+	}
+	if !ok {
+		return w, fmt.Errorf("frame of kind %d for %d, %d of %d done: %w", f.kind, f.seq, seen, q.sent, errMalformed)
+	}
+	return w, nil
+}
+
+// delay holds completions back for the configured round trip.
+type delay struct {
+	q    *qp
+	trip time.Duration
+	due  chan dueAck
+	end  chan struct{}
+}
+
+type dueAck struct {
+	n  uint64
+	at time.Time
+}
+
+func newDelay(q *qp) *delay {
+	l := &delay{q: q, trip: 2 * q.d.cfg.Latency}
+	if l.trip > 0 {
+		l.due, l.end = make(chan dueAck, delayRoom), make(chan struct{})
+		q.d.wg.Go(l.run)
+	}
+	return l
+}
+
+func (l *delay) pass(n uint64) {
+	if l.due == nil {
+		l.q.complete(n)
+		return
+	}
+	l.due <- dueAck{n, time.Now().Add(l.trip)}
+}
+
+func (l *delay) run() {
+	defer close(l.end)
+	timer := time.NewTimer(time.Hour)
+	for a := range l.due {
+		timer.Reset(time.Until(a.at))
+		select {
+		case <-timer.C:
+		case <-l.q.stop:
+			timer.Stop()
+		}
+		l.q.complete(a.n)
+	}
+	timer.Stop()
+}
+
+// close waits until all has been passed on. It may be called twice.
+func (l *delay) close() {
+	if l.due != nil {
+		close(l.due)
+		<-l.end
+		l.due = nil
+	}
+}

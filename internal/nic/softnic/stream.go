@@ -1,0 +1,227 @@
+package softnic
+
+import (
+	"io"
+	"net"
+	"syscall"
+	"time"
+)
+
+const (
+	stageBytes = 32 << 10
+	// smallOp is the mean size up to which operations are read through the
+	// stage, many in one call, rather than in place.
+	smallOp = 2 << 10
+)
+
+// stream reads and writes a connection by scatter and gather, straight from and
+// to registered memory. What is read ahead lies in the stage. Reading belongs
+// to one goroutine, writing to one.
+type stream struct {
+	conn *net.TCPConn
+	raw  syscall.RawConn
+
+	// Reading.
+	stage   []byte
+	r, w    int // stage[r:w] was read and not yet used
+	riov    []iovec
+	rrest   []iovec
+	rn      int
+	rerrno  syscall.Errno
+	block   bool
+	readFn  func(fd uintptr) bool
+	waiting func() error // called before a read blocks; may be nil
+
+	// Writing.
+	wiov    []iovec
+	wrest   []iovec
+	wn      int
+	werrno  syscall.Errno
+	writeFn func(fd uintptr) bool
+}
+
+func newStream(conn *net.TCPConn) (*stream, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	s := &stream{
+		conn:  conn,
+		raw:   raw,
+		stage: make([]byte, stageBytes),
+		riov:  make([]iovec, 0, maxBatch+1),
+		wiov:  make([]iovec, 0, maxBatch+1),
+	}
+	s.readFn, s.writeFn = s.tryRead, s.tryWrite
+	return s, nil
+}
+
+func (s *stream) tryRead(fd uintptr) bool {
+	for {
+		s.rn, s.rerrno = readv(fd, s.rrest)
+		if s.rerrno != syscall.EINTR {
+			break
+		}
+	}
+	return s.rerrno != syscall.EAGAIN || !s.block
+}
+
+// readv reads at least a byte into the runs of s.rrest.
+func (s *stream) readv() (int, error) {
+	s.block = s.waiting == nil
+	for {
+		if err := s.raw.Read(s.readFn); err != nil {
+			return 0, err
+		}
+		switch s.rerrno {
+		case 0:
+			if s.rn == 0 {
+				return 0, io.EOF
+			}
+			return s.rn, nil
+		case syscall.EAGAIN:
+			if err := s.waiting(); err != nil {
+				return 0, err
+			}
+			s.block = true
+		default:
+			return 0, s.rerrno
+		}
+	}
+}
+
+// fill reads until the stage holds n unused bytes, and not much more than ahead.
+func (s *stream) fill(n, ahead int) error {
+	if s.w-s.r >= n {
+		return nil
+	}
+	if s.r > 0 {
+		s.w = copy(s.stage, s.stage[s.r:s.w])
+		s.r = 0
+	}
+	for s.w < n {
+		s.rrest = append(s.riov[:0], iovOf(s.stage[s.w:max(n, min(ahead, len(s.stage)))]))
+		k, err := s.readv()
+		if err != nil {
+			return err
+		}
+		s.w += k
+	}
+	return nil
+}
+
+// begin starts a scatter read: land adds runs to it, finish fills them.
+func (s *stream) begin() { s.riov = s.riov[:0] }
+
+// land adds a run of memory as the next bytes' place.
+func (s *stream) land(addr uint64, length uint32) {
+	if k := min(s.w-s.r, int(length)); k > 0 {
+		copyTo(addr, s.stage[s.r:s.r+k])
+		s.r += k
+		addr += uint64(k)
+		length -= uint32(k)
+	}
+	if length > 0 {
+		s.riov = append(s.riov, iovec{base: uintptr(addr), len: uintptr(length)})
+	}
+}
+
+// finish fills the runs, and reads up to ahead bytes more into the stage. It
+// returns how many bytes of the runs are still missing, which is 0 unless it fails.
+func (s *stream) finish(ahead int) (missing int, err error) {
+	for _, v := range s.riov {
+		missing += int(v.len)
+	}
+	if missing == 0 {
+		return 0, nil
+	}
+	s.r, s.w = 0, 0 // runs remain only once the stage is used up
+	s.rrest = append(s.riov, iovOf(s.stage[:min(ahead, len(s.stage))]))
+	for {
+		n, err := s.readv()
+		if err != nil {
+			return missing, err
+		}
+		if n >= missing {
+			s.w = n - missing
+			return 0, nil
+		}
+		missing -= n
+		s.rrest = advance(s.rrest, n)
+	}
+}
+
+func advance(iov []iovec, n int) []iovec {
+	for n > 0 && uintptr(n) >= iov[0].len {
+		n -= int(iov[0].len)
+		iov = iov[1:]
+	}
+	if n > 0 {
+		iov[0].base += uintptr(n)
+		iov[0].len -= uintptr(n)
+	}
+	return iov
+}
+
+func (s *stream) tryWrite(fd uintptr) bool {
+	for {
+		s.wn, s.werrno = writev(fd, s.wrest)
+		if s.werrno != syscall.EINTR {
+			break
+		}
+	}
+	return s.werrno != syscall.EAGAIN
+}
+
+// writeRuns writes all runs of iov, which it uses up.
+func (s *stream) writeRuns(iov []iovec) error {
+	for len(iov) > 0 {
+		s.wrest = iov
+		if err := s.raw.Write(s.writeFn); err != nil {
+			return err
+		}
+		if s.werrno != 0 {
+			return s.werrno
+		}
+		iov = advance(iov, s.wn)
+	}
+	return nil
+}
+
+// writePaced writes all runs of iov, held to the device's rate. stop ends the
+// wait; timer is the caller's, stopped and drained.
+func (s *stream) writePaced(iov []iovec, p *pacer, cross bool, timer *time.Timer, stop <-chan struct{}) error {
+	if !p.limited(cross) {
+		return s.writeRuns(iov)
+	}
+	for len(iov) > 0 {
+		// Cut off a chunk: its last run may have to be split.
+		n, k := 0, 0
+		for k < len(iov) && n < paceChunk {
+			n += int(iov[k].len)
+			k++
+		}
+		over := uintptr(max(0, n-paceChunk))
+		last := &iov[k-1]
+		rest := iovec{base: last.base + last.len - over, len: over}
+		last.len -= over
+		if wait := p.take(n-int(over), cross); wait > 0 {
+			timer.Reset(wait)
+			select {
+			case <-timer.C:
+			case <-stop:
+				timer.Stop()
+				return net.ErrClosed
+			}
+		}
+		if err := s.writeRuns(iov[:k]); err != nil {
+			return err
+		}
+		if over > 0 {
+			k--
+			iov[k] = rest
+		}
+		iov = iov[k:]
+	}
+	return nil
+}
