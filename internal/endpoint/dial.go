@@ -138,8 +138,8 @@ func rejection(reply wire.HandShake) error {
 func (e *Endpoint) answered(req, reply wire.HandShake, gid nic.GID, lid uint16, err error) (ack bool, _ error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if r := rejection(reply); r != nil {
-		err = r
+	if err == nil {
+		err = rejection(reply)
 	}
 	switch e.State() {
 	case Connecting:

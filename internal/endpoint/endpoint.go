@@ -49,6 +49,8 @@ var (
 	ErrFenced = errors.New("endpoint: fenced")
 	// ErrQPFatal is the cause when the device says that a queue pair is broken.
 	ErrQPFatal = errors.New("endpoint: queue pair broken")
+	// ErrWithdrawn is the cause when work had to be taken back from the NIC.
+	ErrWithdrawn = errors.New("endpoint: work withdrawn")
 	// ErrNoReadyAck is the cause when the peer never confirmed its handshake.
 	ErrNoReadyAck = errors.New("endpoint: no ready ACK from the peer")
 )

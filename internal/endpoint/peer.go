@@ -71,10 +71,10 @@ func (s *Set) connected(e *Endpoint) {
 	p.connected, p.failures, p.cause = true, 0, nil
 }
 
-// benign reports whether an endpoint that died of cause did so for no fault of
-// its peer.
-func benign(cause error) bool {
-	for _, e := range []error{ErrClosed, ErrEvicted, ErrReplaced, ErrFenced, ErrQPFatal} {
+// Benign reports whether an endpoint that died of cause did so for no fault of
+// its own: what was flushed with it may be posted again as if nothing had been.
+func Benign(cause error) bool {
+	for _, e := range []error{ErrClosed, ErrEvicted, ErrReplaced, ErrFenced, ErrQPFatal, ErrWithdrawn} {
 		if errors.Is(cause, e) {
 			return true
 		}
@@ -89,10 +89,10 @@ func (s *Set) forget(e *Endpoint) {
 	log, unlogged := false, 0
 	s.mu.Lock()
 	s.store.remove(e)
-	if p := s.peers[e.path]; p != nil && p.failures == 0 && errors.Is(cause, ErrEvicted) {
+	if p := s.peers[e.path]; p != nil && p.failures == 0 && Benign(cause) {
 		p.notBefore = 0
 	}
-	if !benign(cause) && e.epoch == 0 {
+	if !Benign(cause) && e.epoch == 0 {
 		s.stats.Failures++
 		p := s.peer(e.path)
 		if e.dialFailed.Load() {

@@ -1,0 +1,150 @@
+package rdma
+
+import (
+	"context"
+	"time"
+
+	"github.com/railhop/railhop/internal/nic"
+)
+
+// fetchTimeout bounds one fetch of a descriptor.
+const fetchTimeout = 70 * time.Second
+
+// maxTargets is how many targets are remembered without work for them.
+const maxTargets = 1024
+
+// target is what the path keeps about a [Target].
+type target struct {
+	Target
+	open     int  // requests
+	fetching bool // a goroutine fetches the descriptor
+	fetched  time.Duration
+	known    bool // it was fetched at least once
+	waiting  list
+}
+
+// letter is a goroutine's result.
+type letter struct {
+	target *target // whose descriptor was fetched
+	err    error
+	nic    *local // which has an event
+	event  nic.Event
+}
+
+func (p *Path) target(t Target) *target {
+	if k := p.targets[t]; k != nil {
+		return k
+	}
+	if len(p.targets) >= maxTargets {
+		for k, v := range p.targets {
+			if v.open == 0 && !v.fetching {
+				delete(p.targets, k)
+			}
+		}
+	}
+	k := &target{Target: t}
+	p.targets[t] = k
+	return k
+}
+
+// refetch begins to fetch a descriptor anew, unless that was done just now. It
+// reports whether it is under way.
+func (p *Path) refetch(t *target, now time.Duration) bool {
+	if t.fetching {
+		return true
+	}
+	if p.closed || t.known && now-t.fetched < p.opts.FetchEvery {
+		return false
+	}
+	t.fetching = true
+	p.counts.fetches.Add(1)
+	p.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), fetchTimeout)
+		defer cancel()
+		go func() {
+			select {
+			case <-p.quit:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		err := t.Refetch(ctx)
+		p.post(letter{target: t, err: err})
+	})
+	return true
+}
+
+// await puts a slice aside until the descriptor has come.
+func (p *Path) await(i int32) { p.push(&p.slices[i].req.target.waiting, i) }
+
+// post leaves a letter for the pump.
+func (p *Path) post(l letter) {
+	p.mailMu.Lock()
+	p.mail = append(p.mail, l)
+	p.hasMail.Store(true)
+	p.mailMu.Unlock()
+	p.opts.Wake()
+}
+
+func (p *Path) readMail(now time.Duration) bool {
+	if !p.hasMail.Load() {
+		return false
+	}
+	p.mailMu.Lock()
+	mail := p.mail
+	p.mail = nil
+	p.hasMail.Store(false)
+	p.mailMu.Unlock()
+	for _, l := range mail {
+		if l.nic != nil {
+			p.event(l.nic, l.event, now)
+		} else {
+			p.fetchedAnew(l.target, l.err, now)
+		}
+	}
+	return true
+}
+
+// fetchedAnew routes what waited for a descriptor. If it could not be fetched, the
+// old one has to do.
+func (p *Path) fetchedAnew(t *target, err error, now time.Duration) {
+	t.fetching, t.known, t.fetched = false, true, now
+	if err != nil {
+		p.counts.fetchFailures.Add(1)
+		p.opts.Log.Debug("descriptor not fetched", "segment", t.Name(), "error", err)
+	}
+	all := t.waiting.take()
+	for all.n > 0 {
+		i := p.pop(&all)
+		s := &p.slices[i]
+		switch {
+		case s.req.cause != nil:
+			p.end(i, 0, s.req.cause)
+		case s.uncut:
+			p.cutLate(i, now)
+		default:
+			p.route(i, now)
+		}
+	}
+}
+
+// cutLate cuts a request that had to wait for a descriptor. Its first slice takes
+// the place of the one that stood for all.
+func (p *Path) cutLate(i int32, now time.Duration) {
+	s := &p.slices[i]
+	r := s.req
+	location, err := p.cut(r.target.Target, s.local, s.remote, s.length)
+	if err != nil {
+		p.giveUp(i, err)
+		return
+	}
+	if more := len(p.cuts) - 1; more > 0 {
+		r.open += more
+		r.owner.Opened(more)
+	}
+	r.nic = p.preferred(location)
+	gen := p.slices[i].gen + 1
+	p.slices[i] = slice{gen: gen, next: p.free}
+	p.free = i
+	p.queue(r, 0, now)
+}
