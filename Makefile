@@ -36,7 +36,7 @@ demo: build ## play a small rail fabric on this machine, without hardware
 	bin/railhop demo --soft
 
 test: setup lint ## lint, then run every test and say what ran, what was skipped and why
-	go run ./tools/testsum -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./... \
+	@go run ./tools/testsum -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./... \
 		-- $(if $(race_packages),-race -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(race_packages))
 
 race: setup ## run every test with the race detector

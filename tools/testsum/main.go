@@ -31,7 +31,7 @@ func main() {
 	}
 	s := newSummary(os.Stdout)
 	for _, args := range groups {
-		s.begin(strings.Join(args, " "))
+		s.begin(args)
 		if err := runGroup(s, args); err != nil {
 			s.broken(err)
 		}

@@ -24,7 +24,7 @@ type event struct {
 // summary counts the events of one or more runs.
 type summary struct {
 	out                     io.Writer
-	title                   string // of the current run
+	label                   string // of the current run, behind its skips and failures
 	pkgs                    map[string]*pkg
 	builds                  map[string][]string // output by import path
 	passed, failed, skipped int
@@ -40,10 +40,18 @@ type pkg struct {
 
 func newSummary(out io.Writer) *summary { return &summary{out: out} }
 
-// begin opens a run. Packages of different runs are kept apart.
-func (s *summary) begin(title string) {
-	s.title = title
-	s.pkgs, s.builds = map[string]*pkg{}, map[string][]string{}
+// begin opens a run of go test with args. Packages of different runs are kept
+// apart.
+func (s *summary) begin(args []string) {
+	s.pkgs, s.builds, s.label = map[string]*pkg{}, map[string][]string{}, ""
+	if slices.Contains(args, "-race") {
+		s.label = " (-race)"
+	}
+	title := strings.Join(args, " ")
+	const most = 100 // a list of packages is long
+	if len(title) > most {
+		title = title[:most] + "…"
+	}
 	s.printf("go test %s\n", title)
 }
 
@@ -75,7 +83,7 @@ func (s *summary) pkg(name string) *pkg {
 
 func (s *summary) testEvent(e event) {
 	p := s.pkg(e.Package)
-	name := short(e.Package) + " " + e.Test
+	name := short(e.Package) + " " + e.Test + s.label
 	output := p.open[e.Test]
 	switch e.Action {
 	case "run":
@@ -114,12 +122,12 @@ func (s *summary) packageEvent(e event) {
 	for _, test := range slices.Sorted(maps.Keys(p.open)) {
 		// Only a process that has died leaves a test open.
 		p.failed++
-		s.failures = append(s.failures, short(e.Package)+" "+test+" (did not end)")
+		s.failures = append(s.failures, short(e.Package)+" "+test+s.label+" (did not end)")
 		s.printf("--- FAIL %s %s (did not end)\n%s", short(e.Package), test, strings.Join(p.open[test], ""))
 	}
 	if e.Action == "fail" && p.failed == 0 {
 		p.failed++
-		s.failures = append(s.failures, short(e.Package)+" (outside any test)")
+		s.failures = append(s.failures, short(e.Package)+s.label+" (outside any test)")
 		s.printf("--- FAIL %s (outside any test)\n%s%s", short(e.Package), strings.Join(s.builds[e.FailedBuild], ""), strings.Join(p.output, ""))
 	}
 	if p.passed+p.failed+p.skipped > 0 {

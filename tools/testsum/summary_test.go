@@ -11,7 +11,7 @@ import (
 func feed(lines ...string) (string, int) {
 	var out strings.Builder
 	s := newSummary(&out)
-	s.begin("./...")
+	s.begin([]string{"./..."})
 	for _, l := range lines {
 		s.line([]byte(l + "\n"))
 	}
@@ -82,9 +82,23 @@ func TestSummary(t *testing.T) {
 func TestBrokenRunFails(t *testing.T) {
 	var out strings.Builder
 	s := newSummary(&out)
-	s.begin("-nonsense")
+	s.begin([]string{"-nonsense"})
 	s.broken(errors.New("exit status 2"))
 	if s.close() != 1 || !strings.HasSuffix(out.String(), "\n0 passed, 1 failed, 0 skipped\n") {
+		t.Error(out.String())
+	}
+}
+
+func TestRaceIsNamed(t *testing.T) {
+	var out strings.Builder
+	s := newSummary(&out)
+	for _, args := range [][]string{{"./..."}, {"-race", strings.Repeat("x", 200)}} {
+		s.begin(args)
+		s.line([]byte(`{"Action":"run","Package":"p","Test":"TestA"}` + "\n"))
+		s.line([]byte(`{"Action":"skip","Package":"p","Test":"TestA"}` + "\n"))
+	}
+	s.close()
+	if !strings.Contains(out.String(), "  p TestA: no reason given\n  p TestA (-race): no reason given\n") || strings.Contains(out.String(), strings.Repeat("x", 100)) {
 		t.Error(out.String())
 	}
 }
