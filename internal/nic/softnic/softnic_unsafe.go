@@ -35,11 +35,19 @@ func writev(fd uintptr, iov []iovec) (int, syscall.Errno) {
 }
 
 // copyTo writes src to registered memory. Like a card's, its accesses are no
-// business of the race detector.
+// business of the race detector, which looks into the builtin copy even here; so
+// this copies words.
 //
 //go:norace
+//go:noinline
 func copyTo(addr uint64, src []byte) {
 	at := uintptr(addr)
 	p := *(*unsafe.Pointer)(unsafe.Pointer(&at))
-	copy(unsafe.Slice((*byte)(p), len(src)), src)
+	i := 0
+	for ; i+8 <= len(src); i += 8 {
+		*(*uint64)(unsafe.Add(p, i)) = *(*uint64)(unsafe.Pointer(&src[i]))
+	}
+	for ; i < len(src); i++ {
+		*(*byte)(unsafe.Add(p, i)) = src[i]
+	}
 }
