@@ -1,0 +1,166 @@
+package segment
+
+import (
+	"cmp"
+	"slices"
+)
+
+// table is a snapshot of all published chunks, by address. Starts is apart, so that
+// a search touches little memory.
+type table struct {
+	starts     []uint64
+	chunks     []tableChunk
+	priorities *priorities
+}
+
+type tableChunk struct {
+	end    uint64
+	buffer *Buffer
+	chunk  *Chunk
+}
+
+// with returns a table that has bufs too.
+func (t *table) with(bufs []*Buffer) *table {
+	var added []tableChunk
+	for _, b := range bufs {
+		for i := range b.Chunks {
+			c := &b.Chunks[i]
+			added = append(added, tableChunk{end: c.Addr + c.Length, buffer: b, chunk: c})
+		}
+	}
+	slices.SortFunc(added, func(a, b tableChunk) int { return cmp.Compare(a.end, b.end) })
+	n := len(t.chunks) + len(added)
+	out := &table{starts: make([]uint64, 0, n), chunks: make([]tableChunk, 0, n), priorities: t.priorities}
+	old := t.chunks
+	for len(old)+len(added) > 0 {
+		from := &old
+		if len(old) == 0 || len(added) > 0 && added[0].end < old[0].end {
+			from = &added
+		}
+		c := (*from)[0]
+		*from = (*from)[1:]
+		out.starts = append(out.starts, c.chunk.Addr)
+		out.chunks = append(out.chunks, c)
+	}
+	return out
+}
+
+// without returns a table that lacks the buffers that are published no more.
+func (t *table) without() *table {
+	out := &table{starts: make([]uint64, 0, len(t.starts)), chunks: make([]tableChunk, 0, len(t.chunks)), priorities: t.priorities}
+	for _, c := range t.chunks {
+		if c.buffer.state == published {
+			out.starts = append(out.starts, c.chunk.Addr)
+			out.chunks = append(out.chunks, c)
+		}
+	}
+	return out
+}
+
+// search returns the index of the chunk that holds addr, or else of the next one
+// above it.
+func (t *table) search(addr uint64) (i int, ok bool) {
+	i, ok = slices.BinarySearch(t.starts, addr)
+	if ok {
+		return i, true
+	}
+	if i > 0 && addr < t.chunks[i-1].end {
+		return i - 1, true
+	}
+	return i, false
+}
+
+// Cursor remembers a caller's last lookup, since the next is mostly near it. The
+// zero value is ready for use; it belongs to one goroutine.
+type Cursor struct {
+	table *table
+	at    int
+}
+
+func (c *Cursor) search(t *table, addr uint64) (int, bool) {
+	if c.table == t && c.at < len(t.starts) && t.starts[c.at] <= addr && addr < t.chunks[c.at].end {
+		return c.at, true
+	}
+	i, ok := t.search(addr)
+	if ok {
+		c.table, c.at = t, i
+	}
+	return i, ok
+}
+
+// Piece is a part of a range that lies in one chunk.
+type Piece struct {
+	Buffer       *Buffer
+	Chunk        *Chunk
+	Addr, Length uint64
+}
+
+// Cover appends to dst the pieces that make up the range, in order. The range may
+// span buffers that touch. It fails with a [*NotCoveredError], and then appends
+// nothing. A range of length 0 has no pieces.
+func (l *Local) Cover(cur *Cursor, dst []Piece, addr, length uint64) ([]Piece, error) {
+	end := addr + length
+	if end < addr {
+		return dst, badRange(addr, length)
+	}
+	t, had := l.table.Load(), len(dst)
+	for at := addr; at < end; {
+		i, ok := cur.search(t, at)
+		if !ok {
+			return dst[:had], t.notCovered(addr, length, at, i)
+		}
+		c := &t.chunks[i]
+		n := min(end, c.end) - at
+		dst = append(dst, Piece{Buffer: c.buffer, Chunk: c.chunk, Addr: at, Length: n})
+		at += n
+	}
+	return dst, nil
+}
+
+// Find returns the one buffer that holds the whole range. It fails with a
+// [*NotCoveredError] if none does, or the range is empty.
+func (l *Local) Find(cur *Cursor, addr, length uint64) (*Buffer, error) {
+	if addr+length < addr {
+		return nil, badRange(addr, length)
+	}
+	t := l.table.Load()
+	i, ok := cur.search(t, addr)
+	if !ok || length == 0 {
+		return nil, t.notCovered(addr, length, addr, i)
+	}
+	b := t.chunks[i].buffer
+	if end := b.Addr + b.Length; addr+length > end {
+		return nil, &NotCoveredError{Addr: addr, Length: length, Missing: end, Nearest: Range{b.Addr, end}}
+	}
+	return b, nil
+}
+
+func (t *table) notCovered(addr, length, missing uint64, above int) error {
+	at := func(i int) Range {
+		b := t.chunks[i].buffer
+		return Range{b.Addr, b.Addr + b.Length}
+	}
+	return &NotCoveredError{Addr: addr, Length: length, Missing: missing, Nearest: nearest(len(t.chunks), at, above, missing)}
+}
+
+// Device chooses the local device for memory at addr in b: at first a preferred
+// one, by rnd; at retry r the next in turn. It reports false if no device is
+// active.
+func (l *Local) Device(b *Buffer, addr uint64, retry int, rnd uint64) (device int, ok bool) {
+	return l.candidates(b, addr).pick(retry, rnd)
+}
+
+// Candidates returns the active devices for memory at addr in b, best first, and
+// how many of them are preferred. The slice is shared and must not be changed.
+func (l *Local) Candidates(b *Buffer, addr uint64) (devices []uint16, preferred int) {
+	d := l.candidates(b, addr)
+	return d.all, d.preferred
+}
+
+func (l *Local) candidates(b *Buffer, addr uint64) devices {
+	location := b.Location
+	if n := len(b.regions); n > 0 {
+		location = b.regions[region(n, addr-b.Addr, b.Length)]
+	}
+	return l.table.Load().priorities.at(location)
+}
