@@ -182,7 +182,17 @@ func TestOpenRefusesLinksAndNeverBlocks(t *testing.T) {
 
 func TestMappingIsKeptFromForkedChildren(t *testing.T) {
 	d := openDir(t)
-	f, _ := create(t, d, "marked", 4096)
+	create(t, d, "marked", 4096)
+	f, err := d.Open("marked", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m, err := f.Map(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Unmap()
 	smaps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
 		t.Skip(err)
