@@ -165,6 +165,8 @@ func (r *rig) child(words *os.File) *child {
 	c := &child{r: r, cmd: exec.Command(exe, childArg)}
 	c.cmd.ExtraFiles = []*os.File{words}
 	c.cmd.Stderr = &c.stderr
+	// A race-built program else sleeps for a second before it exits.
+	c.cmd.Env = append(c.cmd.Environ(), "GORACE=atexit_sleep_ms=0")
 	c.in, err = c.cmd.StdinPipe()
 	r.must(err)
 	out, err := c.cmd.StdoutPipe()

@@ -8,15 +8,23 @@ import (
 	"github.com/railhop/railhop/internal/gpu"
 )
 
-// pattern returns bytes in which no two places and no two seeds look alike.
+// pattern returns bytes in which no two places and no two seeds look alike: random
+// blocks of an odd length, each opened by its number. It is built by copying, as
+// the race detector makes a loop over bytes slow.
 func pattern(length, seed uint64) []byte {
-	b := make([]byte, (length+7)&^7)
+	const block = 1021
+	base := make([]byte, block+7)
 	x := seed*0x9e3779b97f4a7c15 + 1
-	for i := 0; i < len(b); i += 8 {
+	for i := 0; i < block; i += 8 {
 		x ^= x << 13
 		x ^= x >> 7
 		x ^= x << 17
-		binary.LittleEndian.PutUint64(b[i:], x)
+		binary.LittleEndian.PutUint64(base[i:], x)
+	}
+	b := make([]byte, 0, length+block)
+	for n := uint64(0); uint64(len(b)) < length; n++ {
+		binary.LittleEndian.PutUint64(base, x^n)
+		b = append(b, base[:block]...)
 	}
 	return b[:length]
 }

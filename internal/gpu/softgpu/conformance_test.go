@@ -11,6 +11,13 @@ import (
 
 func TestMain(m *testing.M) {
 	gputest.Child(func() (gpu.Provider, error) { return New(Options{Devices: Uniform(2)}) })
+	if len(os.Args) == 2 && os.Args[1] == ownerArg {
+		if err := serveOwner(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	os.Exit(m.Run())
 }
 

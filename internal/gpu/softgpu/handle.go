@@ -199,7 +199,7 @@ func readStat(dir int) (procStat, error) {
 func parseStat(line []byte) (procStat, error) {
 	i := bytes.LastIndexByte(line, ')')
 	fields := bytes.Fields(line[i+1:])
-	const state, startTime = 3 - 3, 22 - 3
+	const state, startTime = 0, 22 - 3 // field 3 is the first
 	if i < 0 || len(fields) <= startTime {
 		return procStat{}, fmt.Errorf("stat line %q: too short: %w", line, fs.ErrInvalid)
 	}

@@ -33,7 +33,7 @@ func parseBusID(s string) (busID, error) {
 	}
 	bus, _ := strconv.ParseUint(m[2], 16, 8)
 	dev, _ := strconv.ParseUint(m[3], 16, 5)
-	b := busID{domain: uint32(domain), bus: uint8(bus), devfn: uint8(dev)<<3 | m[4][0] - '0'}
+	b := busID{domain: uint32(domain), bus: uint8(bus), devfn: uint8(dev)<<3 | (m[4][0] - '0')}
 	if b.String() != s {
 		return bad() // one spelling for each identity
 	}

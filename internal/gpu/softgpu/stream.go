@@ -188,16 +188,13 @@ func (s *Stream) Copy(copies []gpu.Copy) error {
 		if c.Length == 0 {
 			continue
 		}
-		end, addr := "destination", c.Dst
-		ok := dst.pin(regions, &s.queue, c.Dst, c.Length)
-		if ok {
-			end, addr = "source", c.Src
-			ok = src.pin(regions, &s.queue, c.Src, c.Length)
-		}
-		if !ok {
+		if !dst.hit(c.Dst, c.Length) && !dst.pin(regions, &s.queue, c.Dst, c.Length) {
 			s.queue.unpin(mark)
-			return s.refuse(fmt.Errorf("softgpu: copy %d of %d: %s: %d bytes at %#x are not in device memory",
-				i+1, len(copies), end, c.Length, addr))
+			return s.refuse(badCopy(copies, i, "destination", c.Dst))
+		}
+		if !src.hit(c.Src, c.Length) && !src.pin(regions, &s.queue, c.Src, c.Length) {
+			s.queue.unpin(mark)
+			return s.refuse(badCopy(copies, i, "source", c.Src))
 		}
 	}
 	s.queue.spans = append(s.queue.spans, copies...)
@@ -205,26 +202,37 @@ func (s *Stream) Copy(copies []gpu.Copy) error {
 	return nil
 }
 
+func badCopy(copies []gpu.Copy, i int, end string, addr uint64) error {
+	return fmt.Errorf("softgpu: copy %d of %d: %s: %d bytes at %#x are not in device memory",
+		i+1, len(copies), end, copies[i].Length, addr)
+}
+
 // finder looks up addresses that lie in few regions, such as a batch's, and
 // remembers the last two.
-type finder struct{ last, before *region }
+type finder struct {
+	base, size   uint64 // of last
+	last, before *region
+}
 
-// pin finds the region of a range and, if it is new to the finder, pins it and
-// notes that in q.
+// hit reports whether the range is in the last region. It is inlined.
+func (f *finder) hit(addr, length uint64) bool {
+	off := addr - f.base
+	return off < f.size && length <= f.size-off
+}
+
+// pin finds the region of a range that is no hit and, if it is new to the
+// finder, pins it and notes that in q.
 func (f *finder) pin(regions []*region, q *queue, addr, length uint64) bool {
-	if f.last != nil && f.last.contains(addr, length) {
-		return true
+	r := f.before
+	if r == nil || !r.contains(addr, length) {
+		r = findIn(regions, addr, length)
+		if r == nil || !r.pin() {
+			return false
+		}
+		q.pins = append(q.pins, r)
 	}
-	if f.before != nil && f.before.contains(addr, length) {
-		f.last, f.before = f.before, f.last
-		return true
-	}
-	r := findIn(regions, addr, length)
-	if r == nil || !r.pin() {
-		return false
-	}
-	q.pins = append(q.pins, r)
-	f.last, f.before = r, f.last
+	f.before, f.last = f.last, r
+	f.base, f.size = r.base, r.size
 	return true
 }
 

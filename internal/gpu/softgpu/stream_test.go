@@ -4,115 +4,15 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/railhop/railhop/internal/gpu"
 )
-
-// open returns a device of a new provider, whose counts must be back to zero
-// when the test ends.
-func open(t testing.TB, opts Options) (*Provider, *Device) {
-	t.Helper()
-	p, err := New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p, openOn(t, p, 0)
-}
-
-func openOn(t testing.TB, p *Provider, index int) *Device {
-	t.Helper()
-	d, err := p.Open(p.devices[index].info.BusID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return d.(*Device)
-}
-
-func alloc(t testing.TB, d *Device, size uint64) uint64 {
-	t.Helper()
-	addr, err := d.Alloc(size)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { d.Free(addr) })
-	return addr
-}
-
-func stream(t testing.TB, d *Device) *Stream {
-	t.Helper()
-	s, err := d.NewStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
-	return s.(*Stream)
-}
-
-func event(t testing.TB, d *Device) *Event {
-	t.Helper()
-	e, err := d.NewEvent()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { e.Close() })
-	return e.(*Event)
-}
-
-// words returns a page of host memory that is mapped for d, and its address.
-func words(t testing.TB, d *Device) ([]byte, uint64) {
-	t.Helper()
-	mem, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	offset, unmap, err := d.MapHost(mem)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		unmap()
-		unix.Munmap(mem)
-	})
-	return mem, addressOf(mem) + offset
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// wait returns the event's error once it is done.
-func wait(e *Event) error {
-	if s, position := e.last(); s != nil {
-		s.await(position)
-	}
-	_, err := e.Done()
-	return err
-}
-
-// hold makes the device's copies block until the function returned is called.
-func hold(d *Device) (release func()) {
-	gate := make(chan struct{})
-	d.SetCopyHook(func([]gpu.Copy) { <-gate })
-	var once atomic.Bool
-	return func() {
-		if !once.Swap(true) {
-			close(gate)
-		}
-	}
-}
 
 func TestCopyThenWriteThenRecord(t *testing.T) {
 	_, d := open(t, Options{})
@@ -189,5 +89,225 @@ func TestBadAddressFailsTheStream(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Wait means the record there was when it was called, whatever is recorded since.
+func TestWaitTakesTheLastRecord(t *testing.T) {
+	_, d := open(t, Options{})
+	a := alloc(t, d, 4096)
+	slow, fast, waiter := stream(t, d), stream(t, d), stream(t, d)
+	e := event(t, d)
+
+	must(t, fast.Record(e))
+	must(t, wait(e))
+	early := event(t, d)
+	must(t, waiter.Wait(e)) // of the record on fast
+	must(t, waiter.Record(early))
+
+	release := hold(d)
+	defer release()
+	must(t, slow.Copy([]gpu.Copy{{Dst: a, Src: a + 8, Length: 8}}))
+	must(t, slow.Record(e))
+	if done, err := e.Done(); done || err != nil {
+		t.Errorf("Done behind a copy that is held = %v, %v, want false", done, err)
+	}
+	must(t, wait(early))
+
+	late, again := event(t, d), event(t, d)
+	must(t, waiter.Wait(e)) // of the record on slow
+	must(t, waiter.Record(late))
+	must(t, fast.Record(e)) // moves e, and changes nothing for waiter
+	must(t, wait(e))
+	must(t, fast.Record(again))
+	must(t, wait(again))
+	if done, err := late.Done(); done || err != nil {
+		t.Errorf("Done of what waits for the held copy = %v, %v, want false", done, err)
+	}
+	if idle, err := slow.Idle(); idle || err != nil {
+		t.Errorf("Idle of the held stream = %v, %v, want false", idle, err)
+	}
+	release()
+	must(t, wait(late))
+}
+
+func TestFreeWaitsForACopy(t *testing.T) {
+	_, d := open(t, Options{})
+	mem, word := words(t, d)
+	dst := alloc(t, d, 4096)
+	src, err := d.Alloc(4096)
+	must(t, err)
+	must(t, d.CopyIn(src, []byte("kept")))
+	s := stream(t, d)
+	release := hold(d)
+	must(t, s.Copy([]gpu.Copy{{Dst: dst, Src: src, Length: 4096}}))
+	must(t, s.Write64(word, 1))
+
+	region := d.d.p.memory.find(src, 1)
+	freed := make(chan error)
+	go func() { freed <- d.Free(src) }()
+	for region.pins.Load() > 0 { // until Free has begun
+		runtime.Gosched()
+	}
+	select {
+	case err := <-freed:
+		t.Fatalf("Free returned (%v) under a copy", err)
+	default:
+	}
+	if other := stream(t, d); other.Copy([]gpu.Copy{{Dst: dst, Src: src, Length: 8}}) == nil {
+		t.Error("Copy from memory that is being freed: want an error")
+	}
+	release()
+	must(t, <-freed)
+	got := make([]byte, 4)
+	must(t, d.CopyOut(got, dst))
+	if string(got) != "kept" {
+		t.Errorf("copied %q, want kept", got)
+	}
+	s.Close()
+	if mem[0] != 1 {
+		t.Errorf("word = %d, want 1", mem[0])
+	}
+}
+
+func TestCloseDrainsAHeldStream(t *testing.T) {
+	_, d := open(t, Options{})
+	a := alloc(t, d, 4096)
+	must(t, d.CopyIn(a, []byte("x")))
+	s := stream(t, d)
+	started, gate := make(chan struct{}), make(chan struct{})
+	d.SetCopyHook(func(copies []gpu.Copy) {
+		if len(copies) != 1 || copies[0].Length != 1 {
+			t.Errorf("hook got %v", copies)
+		}
+		close(started)
+		<-gate
+	})
+	must(t, s.Copy([]gpu.Copy{{Dst: a + 1, Src: a, Length: 1}}))
+	<-started
+	closed := make(chan error)
+	go func() { closed <- s.Close() }()
+	select {
+	case <-closed:
+		t.Fatal("Close returned under a copy")
+	default:
+	}
+	close(gate)
+	must(t, <-closed)
+	got := make([]byte, 2)
+	must(t, d.CopyOut(got, a))
+	if string(got) != "xx" {
+		t.Errorf("memory = %q, want xx", got)
+	}
+}
+
+func TestFailureSpreadsByWait(t *testing.T) {
+	_, d := open(t, Options{})
+	mem, word := words(t, d)
+	first, second := stream(t, d), stream(t, d)
+	e, after := event(t, d), event(t, d)
+	truncated := truncatedPage(t, d)
+	must(t, first.Write64(truncated, 1)) // fails while it runs
+	must(t, first.Record(e))
+	must(t, second.Wait(e))
+	second.Write64(word, 1)
+	second.Record(after)
+	second.Close()
+	for name, err := range map[string]error{"event": wait(e), "second stream": second.failed()} {
+		if err == nil || !strings.Contains(err.Error(), "fault") {
+			t.Errorf("%s: err = %v, want a fault", name, err)
+		}
+	}
+	if mem[0] != 0 {
+		t.Error("the second stream went on")
+	}
+	if err := first.Write64(word, 1); err == nil {
+		t.Error("write on a broken stream: want an error")
+	}
+}
+
+// truncatedPage returns the address of a mapped page whose file has become empty.
+func truncatedPage(t *testing.T, d *Device) uint64 {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "block"))
+	must(t, err)
+	defer f.Close()
+	must(t, f.Truncate(int64(os.Getpagesize())))
+	mem, err := unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	must(t, err)
+	offset, unmap, err := d.MapHost(mem)
+	must(t, err)
+	t.Cleanup(func() {
+		unmap()
+		unix.Munmap(mem)
+	})
+	must(t, f.Truncate(0))
+	return addressOf(mem) + offset
+}
+
+func TestNothingIsAllocated(t *testing.T) {
+	_, d := open(t, Options{})
+	const spans = 64
+	src, dst := alloc(t, d, spans*64), alloc(t, d, spans*64)
+	_, word := words(t, d)
+	s, e := stream(t, d), event(t, d)
+	other := stream(t, d)
+	copies := make([]gpu.Copy, spans)
+	for i := range copies {
+		copies[i] = gpu.Copy{Dst: dst + uint64(i)*64, Src: src + uint64(spans-1-i)*64, Length: 64}
+	}
+	value := uint64(0)
+	round := func() {
+		value++
+		err := errors.Join(s.Copy(copies), s.Write64(word, value), s.Record(e), other.Wait(e), other.Record(e))
+		if err == nil {
+			err = d.RecordCaller(0, e)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for {
+			a, errA := s.Idle()
+			b, errB := other.Idle()
+			done, errC := e.Done()
+			if err := errors.Join(errA, errB, errC); err != nil {
+				t.Fatal(err)
+			}
+			if a && b && done {
+				return
+			}
+			runtime.Gosched()
+		}
+	}
+	for range 10 {
+		round()
+	}
+	if n := testing.AllocsPerRun(200, round); n != 0 {
+		t.Errorf("%v allocations a round, want 0", n)
+	}
+}
+
+// A queue that is held grows, and loses nothing.
+func TestQueueGrows(t *testing.T) {
+	_, d := open(t, Options{})
+	mem, word := words(t, d)
+	a := alloc(t, d, 8192)
+	s := stream(t, d)
+	release := hold(d)
+	must(t, d.CopyIn(a, bytes.Repeat([]byte{1}, 1)))
+	const n = 4000
+	for i := range uint64(n) {
+		must(t, s.Copy([]gpu.Copy{{Dst: a + i + 1, Src: a + i, Length: 1}}))
+		must(t, s.Write64(word, i+1))
+	}
+	release()
+	s.Close()
+	got := make([]byte, n+1)
+	must(t, d.CopyOut(got, a))
+	if !bytes.Equal(got, bytes.Repeat([]byte{1}, n+1)) {
+		t.Error("the byte did not reach the end")
+	}
+	if v := uint64(mem[0]) | uint64(mem[1])<<8; v != n {
+		t.Errorf("word = %d, want %d", v, n)
 	}
 }
