@@ -7,7 +7,8 @@ fuzztime=${1:-1m}
 
 failed=() ran=0
 for pkg in $(go list ./...); do
-	for target in $(go test -vet=off -list '^Fuzz' "$pkg" | grep '^Fuzz' || true); do
+	listed=$(go test -vet=off -list '^Fuzz' "$pkg")
+	for target in $(grep '^Fuzz' <<<"$listed" || true); do
 		echo "== $target in ${pkg#github.com/railhop/railhop/}, $fuzztime"
 		ran=$((ran + 1))
 		go test -vet=off -run '^$' -fuzz "^$target\$" -fuzztime "$fuzztime" "$pkg" || failed+=("$pkg $target")
