@@ -109,7 +109,7 @@ const (
 // units of 10^9. The series are not: the library takes 1 off the least value of
 // stacked ones, which has to be next to nothing.
 func axis(max float64) charts.ValueAxisOption {
-	step := 1.0
+	step := 1e9
 	if max > 0 {
 		step = math.Pow(10, math.Floor(math.Log10(max/6)))
 		for _, f := range []float64{1, 2, 2.5, 5, 10} {
