@@ -220,7 +220,7 @@ func TestPagesAreNotOverwrittenEarly(t *testing.T) {
 func TestRanksSeeTheSamePlan(t *testing.T) {
 	o := Options{
 		Model: model(t, "tiny"), PrefillTP: 4, DecodeTP: 2, Mapping: Shuffled, Seed: 11,
-		Requests: trace.Generate(2, 20), PoolBytes: 1 << 20, Speed: 10,
+		Requests: trace.Generate(2, 5), PoolBytes: 1 << 18, Speed: 10,
 	}
 	type key struct{ chunk, flow int }
 	want := map[key][]Span{}
