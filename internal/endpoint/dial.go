@@ -144,22 +144,16 @@ func (e *Endpoint) answered(req, reply wire.HandShake, gid nic.GID, lid uint16, 
 	switch e.State() {
 	case Connecting:
 	case WaitReadyAck, Connected:
-		// The peer dialled meanwhile, and its handshake was answered with the
-		// numbers that were sent to it in ours.
-		if !slices.Equal(e.nums, req.QPNum) {
-			return false, errMoot
-		}
+		// The peer dialled meanwhile. If it connected to what was sent to it, and
+		// with what it sent, both handshakes made the same connection.
 		if err != nil {
 			return false, errMoot
 		}
-		if !slices.Equal(e.peer, reply.QPNum) {
-			return false, errors.New("the peer answers with other queue pairs than it connected with")
+		if !slices.Equal(e.nums, req.QPNum) || !slices.Equal(e.peer, reply.QPNum) {
+			return false, errors.New("two handshakes crossed and disagree on the queue pairs")
 		}
 		return reply.ReadyAck != nil, nil
 	default:
-		return false, errMoot
-	}
-	if !slices.Equal(e.nums, req.QPNum) {
 		return false, errMoot
 	}
 	if err != nil {
