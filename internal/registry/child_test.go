@@ -153,7 +153,7 @@ func childForking(root string, _ []string) error {
 		return err
 	}
 	fmt.Println(e.Name(), cmd.Process.Pid)
-	select {}
+	return unix.Pause()
 }
 
 func childWait(string, []string) error {
@@ -210,7 +210,7 @@ func childHalfClaim(root string, _ []string) error {
 	}
 	peers[0].Block().Lanes[2].Header.State.Store(shmabi.LaneClaiming)
 	fmt.Println("claiming")
-	select {}
+	return unix.Pause()
 }
 
 // stranger makes this process look like another one that lives, its parent, so

@@ -138,7 +138,7 @@ func CheckGroup(name string) error {
 		ok = c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '_' || c == '.' || c == '-'
 	}
 	if !ok {
-		return fmt.Errorf("registry: group %q: valid are 1 to 64 of A-Z a-z 0-9 _ . -, but not . or ..", name)
+		return fmt.Errorf("registry: group %q: valid are 1 to 64 of A-Z, a-z, 0-9 and the signs _ . - (not . or .. alone)", name)
 	}
 	return nil
 }

@@ -42,6 +42,7 @@ type Watcher struct {
 	r      *Registry
 	notify func(*Peer, Event)
 	every  time.Duration
+	rounds atomic.Uint64
 	stop   atomic.Bool
 	poked  chan struct{}  // wakes the loop where it waits in Go,
 	poke   *atomic.Uint32 // and where it waits in the kernel
@@ -61,8 +62,12 @@ type watched struct {
 // is called from one goroutine, once an event and peer; it must not block long
 // and must not close the watcher.
 func (r *Registry) Watch(notify func(*Peer, Event)) (*Watcher, error) {
+	return r.watch(notify, min(r.opts.HeartbeatTimeout/3, time.Second))
+}
+
+func (r *Registry) watch(notify func(*Peer, Event), every time.Duration) (*Watcher, error) {
 	w := &Watcher{
-		r: r, notify: notify, every: min(r.opts.HeartbeatTimeout/3, time.Second),
+		r: r, notify: notify, every: every,
 		poked: make(chan struct{}, 1), poke: new(atomic.Uint32), peers: map[*Peer]*watched{},
 	}
 	r.mu.Lock()
@@ -86,6 +91,9 @@ func (w *Watcher) Close() error {
 	delete(w.r.watchers, w)
 	return nil
 }
+
+// Rounds counts how often the watcher has looked around.
+func (w *Watcher) Rounds() uint64 { return w.rounds.Load() }
 
 // wake makes the loop look around.
 func (w *Watcher) wake() {
@@ -114,7 +122,7 @@ func (w *Watcher) run() {
 		}
 	}()
 	inKernel := true
-	for idle := 0; !w.stop.Load(); {
+	for idle := 0; !w.stop.Load(); w.rounds.Add(1) {
 		old := w.poke.Load()
 		peers := w.r.holdAll()
 		w.follow(peers)
