@@ -127,6 +127,9 @@ type Device interface {
 	// for the calling OS thread's default stream. It fails with
 	// [ErrCapturing] and then records nothing.
 	RecordCaller(stream uint64, e Event) error
+	// SyncCaller waits until all that the caller's stream was given so far has
+	// run. It blocks; the stream is as for RecordCaller.
+	SyncCaller(stream uint64) error
 	// CopyIn and CopyOut copy between host memory and device memory and wait for
 	// it. They are for set-up, staging and tests.
 	CopyIn(dst uint64, src []byte) error

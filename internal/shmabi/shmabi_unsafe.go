@@ -48,3 +48,12 @@ func LaneOffset(i int) int { return HeaderBytes + i*LaneBytes }
 func DoorbellOffset(i int) int {
 	return LaneOffset(i) + int(unsafe.Offsetof(LaneHeader{}.Doorbell))
 }
+
+// Doorbell returns the address of lane i's doorbell, and the page of block that
+// it lies on. block must begin on a page.
+func Doorbell(block []byte, i int) (addr uint64, page []byte) {
+	const pageSize = 4096
+	at := DoorbellOffset(i)
+	first := at &^ (pageSize - 1)
+	return uint64(uintptr(unsafe.Pointer(&block[at]))), block[first:min(first+pageSize, len(block))]
+}

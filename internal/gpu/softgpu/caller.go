@@ -2,6 +2,7 @@ package softgpu
 
 import (
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -62,6 +63,24 @@ func (h *Device) RecordCaller(stream uint64, e gpu.Event) error {
 		return nil
 	}
 	return s.Record(ev)
+}
+
+// SyncCaller waits until the stream with that handle is idle; with handle 0, the
+// default stream of the calling OS thread.
+func (h *Device) SyncCaller(stream uint64) error {
+	if err := h.check("sync caller"); err != nil {
+		return err
+	}
+	s, err := h.d.caller(stream)
+	if err != nil || s == nil {
+		return err
+	}
+	for {
+		if idle, err := s.Idle(); idle || err != nil {
+			return err
+		}
+		time.Sleep(20 * time.Microsecond)
+	}
 }
 
 func (d *device) caller(handle uint64) (*Stream, error) {

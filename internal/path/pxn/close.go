@@ -90,10 +90,11 @@ func (c *conn) quarantine(why xfer.Reason, err error) {
 		return
 	}
 	c.quarantined, c.why = true, why
-	c.path.log.Warn("lane quarantined", "peer", c.claim.Peer.Name(), "rail", c.rail.name, "lane", c.claim.Lane, "reason", why.String(), "err", err)
-	if c.rail.conn == c {
-		c.rail.conn = nil
-		c.rail.why = why
+	c.path.log.Warn("lane quarantined", "peer", c.claim.Peer.Name(), "lane", c.claim.Lane, "reason", why.String(), "err", err)
+	for _, r := range c.path.rails {
+		if r.conn == c {
+			r.conn, r.why, r.retryAt = nil, why, c.now+c.path.opts.Retry
+		}
 	}
 	if c.head != nil {
 		c.dropHead(why)
@@ -112,7 +113,7 @@ func (c *conn) drain(now time.Duration) (busy bool) {
 		return false
 	}
 	if c.tx.InFlight() > 0 {
-		if !c.claim.Peer.Gone() {
+		if !c.claim.Peer.Gone() && !c.blind {
 			c.ringRest()
 			return false
 		}
@@ -140,11 +141,11 @@ func (c *conn) drain(now time.Duration) (busy bool) {
 	p.wg.Add(1)
 	go func() {
 		defer p.wg.Done()
-		c.end(true)
-		p.post(func() {
-			c.ended = true
-			c.rail.retryAt = 0
-		})
+		p.dialMu.Lock()
+		c.end()
+		delete(p.dialed, c.claim.Peer.Epoch())
+		p.dialMu.Unlock()
+		p.post(func() { c.ended = true })
 	}()
 	return true
 }
@@ -164,7 +165,7 @@ func (c *conn) ringRest() {
 }
 
 // end frees what the lane holds. It may block, and runs off the pump.
-func (c *conn) end(release bool) {
+func (c *conn) end() {
 	log := c.path.log
 	if c.stream != nil {
 		if err := c.stream.Close(); err != nil {
@@ -181,8 +182,11 @@ func (c *conn) end(release bool) {
 			log.Warn("arena import not closed", "peer", c.claim.Peer.Name(), "err", err)
 		}
 	}
-	if release || !c.claim.Peer.Gone() {
-		c.tx.Release()
+	if !c.claim.Peer.Gone() {
+		err := c.path.opts.Guard(func() error { c.tx.Release(); return nil })
+		if err != nil {
+			log.Debug("lane not released", "peer", c.claim.Peer.Name(), "err", err)
+		}
 		c.claim.Peer.Wake()
 	}
 	if err := c.claim.Peer.Close(); err != nil {

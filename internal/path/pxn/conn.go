@@ -20,10 +20,11 @@ const (
 // conn is a lane that we hold in a peer. It belongs to the pump.
 type conn struct {
 	path  *Path
-	rail  *rail
 	claim *Claim
-	index uint32 // of the rail, in the peer's list
 	tx    *lane.Sender
+	turn  func() error // a step, made once so that guarding it costs nothing
+	now   time.Duration
+	busy  bool
 
 	stream gpu.Stream
 	arena  uint64 // address here
@@ -42,6 +43,7 @@ type conn struct {
 	rungSeen   uint64        // highest doorbell the relay was told of
 	checkedAt  time.Duration
 
+	blind       bool // the lane's memory is gone
 	suspected   bool
 	why         xfer.Reason // of suspicion or quarantine
 	quarantined bool
@@ -59,19 +61,27 @@ type pause struct {
 
 const pauseMin = 100 * time.Millisecond
 
-// dial claims a lane and imports the arena. It runs off the pump.
-func (p *Path) dial(r *rail) (*conn, xfer.Reason, error) {
-	claim, why, err := p.opts.Find(p.ctx, r.name)
+// dial claims a lane and imports the arena, or finds the lane that is held. It
+// runs off the pump.
+func (p *Path) dial(rail string) (*conn, xfer.Reason, error) {
+	p.dialMu.Lock()
+	defer p.dialMu.Unlock()
+	claim, why, err := p.opts.Find(p.ctx, rail, func(epoch uint64) bool { return p.dialed[epoch] != nil })
 	if err != nil || claim == nil {
 		return nil, why, err
 	}
-	c := &conn{path: p, rail: r, claim: claim, index: claim.Rails[r.name], fences: make(map[*Target]*fencing), avoid: make(map[*Target]*pause)}
+	if claim.Held {
+		return p.dialed[claim.Peer.Epoch()], xfer.NoReason, nil
+	}
+	c := &conn{path: p, claim: claim, fences: make(map[*Target]*fencing), avoid: make(map[*Target]*pause)}
+	c.turn = func() error { c.busy = c.step(c.now); return nil }
 	c.tx = lane.NewSender(claim.Mem, claim.Geometry, p.opts.Epoch)
 	c.flight = make([]*piece, claim.Geometry.Slots)
 	if err := c.open(); err != nil {
-		c.end(false)
+		c.end()
 		return nil, xfer.ImportError, err
 	}
+	p.dialed[claim.Peer.Epoch()] = c
 	return c, xfer.NoReason, nil
 }
 
@@ -131,10 +141,26 @@ func (c *conn) refuses(now time.Duration, t *Target) xfer.Reason {
 	return xfer.NoReason
 }
 
-func (c *conn) step(now time.Duration) (busy bool) {
+// guarded is a step that survives the loss of the lane's memory, as when its file
+// is truncated: the lane is then blind, and what it had in flight counts as
+// claimed.
+func (c *conn) guarded(now time.Duration) bool {
 	if c.leaving {
 		return false
 	}
+	c.now = now
+	if err := c.path.opts.Guard(c.turn); err != nil {
+		c.claim.Peer.Fault(err)
+		c.blind = true
+		c.tx.Blind()
+		c.suspected = true
+		c.quarantine(xfer.RelaySuspected, err)
+		return true
+	}
+	return c.busy
+}
+
+func (c *conn) step(now time.Duration) (busy bool) {
 	busy = c.reap(now)
 	for i := 0; i < len(c.linger); i++ {
 		p := c.linger[i]
@@ -269,7 +295,7 @@ func (c *conn) ring(now time.Duration) (busy bool) {
 // look judges the peer: often enough to act in time, seldom enough to cost
 // nothing.
 func (c *conn) look(now time.Duration) {
-	if now-c.checkedAt < time.Millisecond {
+	if c.blind || now-c.checkedAt < time.Millisecond {
 		return
 	}
 	c.checkedAt = now
@@ -430,7 +456,7 @@ func (c *conn) cut() uint64 {
 func (c *conn) publish(now time.Duration) {
 	p := c.head
 	c.head = nil
-	err := c.tx.Prepare(c.index, p.target.Session, p.plans, uint32(p.bytes))
+	err := c.tx.Prepare(p.rail, p.target.Session, p.plans, uint32(p.bytes))
 	if err != nil {
 		p.rung = true // no copy was started
 		c.move(p, xfer.BadPieces, "err", err)

@@ -17,6 +17,7 @@ package pxn
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -42,12 +43,16 @@ type Peer interface {
 	Leaving() xfer.Reason
 	// Wake rings the peer's pump if it sleeps.
 	Wake()
+	// Fault tells the peer that its memory was gone under us.
+	Fault(err error)
 	Close() error
 }
 
 // Claim is a lane of a peer, claimed for us.
 type Claim struct {
-	Peer     Peer
+	Peer Peer
+	// Held says that the peer is one that we hold a lane in; nothing was claimed.
+	Held     bool
 	Mem      lane.Mem
 	Lane     int
 	Geometry lane.Geometry
@@ -60,8 +65,10 @@ type Claim struct {
 	DoorbellAt   uint64
 }
 
-// Finder claims a lane of a live peer on a rail. It may block.
-type Finder func(ctx context.Context, rail string) (*Claim, xfer.Reason, error)
+// Finder claims a lane of a live peer on a rail, or finds one that is held: there
+// is one lane for each sender and relay, for all rails. held says of a peer's
+// epoch whether we hold a lane in it. It may block.
+type Finder func(ctx context.Context, rail string, held func(epoch uint64) bool) (*Claim, xfer.Reason, error)
 
 // Options configures a [Path].
 type Options struct {
@@ -87,6 +94,9 @@ type Options struct {
 	// Hopeless says that direct cannot reach a target, so that a piece should
 	// rather wait. Nil means never.
 	Hopeless func(*Target) bool
+	// Guard runs f and returns an error if shared memory was gone under it. Nil
+	// means that it is never gone.
+	Guard func(f func() error) error
 	// Fence asks a target to close all queue pairs of a relay epoch. It may
 	// block. No error means that it is done, or that the target is gone.
 	Fence func(ctx context.Context, t *Target, relayEpoch uint64) error
@@ -114,12 +124,16 @@ type Path struct {
 	wg     sync.WaitGroup
 	mu     sync.Mutex
 	mail   []func()
+
+	dialMu sync.Mutex // one attempt at a time
+	dialed map[uint64]*conn
 }
 
 // rail is what the path knows of a rail that is not ours.
 type rail struct {
 	name      string
-	conn      *conn // nil if not attached
+	conn      *conn  // nil if not attached
+	index     uint32 // of the rail, in the peer's list
 	attaching bool
 	waiting   queue         // items that came while attaching
 	since     time.Duration // of the attempt
@@ -135,10 +149,13 @@ func New(opts Options) *Path {
 	if opts.RailPause == 0 {
 		opts.RailPause = 30 * time.Second
 	}
+	if opts.Guard == nil {
+		opts.Guard = func(f func() error) error { return f() }
+	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Path{opts: opts, log: opts.Logger, rails: make(map[string]*rail)}
+	p := &Path{opts: opts, log: opts.Logger, rails: make(map[string]*rail), dialed: make(map[uint64]*conn)}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
 }
@@ -181,6 +198,7 @@ func (p *Path) Submit(now time.Duration, name string, it Item) xfer.Reason {
 		}
 		it.Owner.Opened(1)
 		it.Fence.Hold()
+		it.rail = r.index
 		r.conn.queue.push(it)
 	case r.attaching || now >= r.retryAt:
 		if !r.attaching {
@@ -204,7 +222,7 @@ func (p *Path) attach(now time.Duration, r *rail) {
 	p.wg.Add(1)
 	go func() {
 		defer p.wg.Done()
-		c, why, err := p.dial(r)
+		c, why, err := p.dial(r.name)
 		p.post(func() { p.attached(r, c, why, err) })
 	}()
 }
@@ -222,8 +240,10 @@ func (p *Path) attached(r *rail, c *conn, why xfer.Reason, err error) {
 		return
 	}
 	r.why = xfer.NoReason
-	r.conn = c
-	p.conns = append(p.conns, c)
+	r.conn, r.index = c, c.claim.Rails[r.name]
+	if !slices.Contains(p.conns, c) {
+		p.conns = append(p.conns, c)
+	}
 	for r.waiting.n > 0 {
 		it := *r.waiting.front()
 		r.waiting.take(it.Span.Length)
@@ -231,6 +251,7 @@ func (p *Path) attached(r *rail, c *conn, why xfer.Reason, err error) {
 			p.direct(it, why, "rail", r.name)
 			continue
 		}
+		it.rail = r.index
 		c.queue.push(it)
 	}
 }
@@ -257,7 +278,7 @@ func (p *Path) Step(now time.Duration) (busy bool) {
 	}
 	for i := 0; i < len(p.conns); i++ {
 		c := p.conns[i]
-		if c.step(now) {
+		if c.guarded(now) {
 			busy = true
 		}
 		if c.ended {
@@ -323,7 +344,6 @@ func (p *Path) Idle() bool {
 
 // Status describes a lane that the path holds.
 type Status struct {
-	Rail        string
 	Peer        string
 	Lane        int
 	InFlight    int
@@ -336,7 +356,7 @@ type Status struct {
 func (p *Path) Status() []Status {
 	all := make([]Status, 0, len(p.conns))
 	for _, c := range p.conns {
-		all = append(all, Status{c.rail.name, c.claim.Peer.Name(), c.claim.Lane, c.tx.InFlight(), c.queue.n, c.quarantined, c.cpu})
+		all = append(all, Status{c.claim.Peer.Name(), c.claim.Lane, c.tx.InFlight(), c.queue.n, c.quarantined, c.cpu})
 	}
 	return all
 }

@@ -53,6 +53,8 @@ type Item struct {
 	Owner  Owner
 	Target *Target
 	Fence  *Fence // nil if the source is ready
+	Wait   bool   // the direct way must wait for the fence too
+	rail   uint32 // index in the peer's list
 }
 
 // Target is where a relay sends to. The session is the target's own name.
@@ -78,6 +80,7 @@ type piece struct {
 	state  state
 	seq    uint64
 	target *Target
+	rail   uint32
 	items  []Item
 	bytes  uint64
 	copies []gpu.Copy  // sources joined where they touch
@@ -118,14 +121,14 @@ func (p *piece) reset() {
 
 // add takes as much of it as fits a piece of size bytes, and returns how much.
 func (p *piece) add(it *Item, size uint64) uint64 {
-	if len(p.items) == shmabi.MaxSpans || (p.target != nil && p.target != it.Target) {
+	if len(p.items) == shmabi.MaxSpans || p.target != nil && (p.target != it.Target || p.rail != it.rail) {
 		return 0
 	}
 	n := min(it.Span.Length, size-p.bytes)
 	if n == 0 {
 		return 0
 	}
-	p.target = it.Target
+	p.target, p.rail = it.Target, it.rail
 	part := *it
 	part.Span.Length = n
 	p.items = append(p.items, part)

@@ -1,0 +1,220 @@
+package railhop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/railhop/railhop/internal/ledger"
+	"github.com/railhop/railhop/internal/xfer"
+)
+
+// Batch is a set of requests that are waited for together. Submit belongs to one
+// goroutine at a time; the other methods may be called by any.
+type Batch struct {
+	engine *Engine
+	ledger *ledger.Batch
+}
+
+// Result is the state of one request of a batch.
+type Result = ledger.Result
+
+// NewBatch returns a batch with room for capacity requests. Give it back with
+// [Batch.Reset] to use it again; a batch that is done needs no closing.
+func (e *Engine) NewBatch(capacity int) *Batch {
+	return &Batch{engine: e, ledger: ledger.NewBatch(capacity)}
+}
+
+// Submit hands requests over and returns at once. The sources must hold their
+// bytes. It does not keep reqs. It fails, and submits none of them, with
+// [ErrTooManyRequests] if the batch has no room, and with [ErrInvalidArgument]
+// for a request that can never work. Everything else is found out by
+// [Batch.Wait].
+func (b *Batch) Submit(reqs []Request) error {
+	return b.engine.submit(b.ledger, reqs, 0, false)
+}
+
+// SubmitOn is Submit for sources that hold their bytes once stream, a stream of the
+// GPU's driver, has come to this point. A stream that is being captured into a
+// graph is refused.
+func (b *Batch) SubmitOn(stream uint64, reqs []Request) error {
+	return b.engine.submit(b.ledger, reqs, stream, true)
+}
+
+// Len is how many requests were submitted, Cap how many there is room for.
+func (b *Batch) Len() int { return b.ledger.Len() }
+
+// Cap is how many requests there is room for.
+func (b *Batch) Cap() int { return b.ledger.Cap() }
+
+// Poll returns the state of the batch, without blocking: Waiting, or, once every
+// request has ended, Completed or what went wrong.
+func (b *Batch) Poll() Status { return b.ledger.Status() }
+
+// Task returns the state of request i, in the order of submission.
+func (b *Batch) Task(i int) (Result, error) { return b.ledger.Task(i) }
+
+// Wait waits until every request has ended, and returns nil if all bytes are in
+// place. If ctx ends first, what can be stopped is stopped, and the error wraps
+// the context's; it is returned only when nothing can land any more, or else is a
+// [*MayLandError] that lists where bytes may still land.
+func (b *Batch) Wait(ctx context.Context) error {
+	for !b.ledger.Answered() {
+		select {
+		case <-b.ledger.Bell():
+		case <-ctx.Done():
+			return b.engine.giveUp(b.ledger, context.Cause(ctx))
+		}
+	}
+	return b.ledger.Err()
+}
+
+// Reset makes the batch empty, to be used again. It fails with [ErrBatchBusy] if
+// bytes of it may still land or its sources are still read.
+func (b *Batch) Reset() error {
+	if !b.ledger.Closed() {
+		return fmt.Errorf("railhop: batch is not done: %w", xfer.ErrBatchBusy)
+	}
+	b.ledger.Reset()
+	return nil
+}
+
+// Write copies length bytes from local to remote, an address in the target, and
+// waits. Retries and fallbacks are behind it; see [Batch.Wait] for errors.
+func (e *Engine) Write(ctx context.Context, target SegmentID, local, remote, length uint64) error {
+	return e.one(ctx, Request{Op: xfer.Write, Source: local, Target: target, TargetAddr: remote, Length: length})
+}
+
+// Read copies length bytes from remote, an address in the target, to local, and
+// waits.
+func (e *Engine) Read(ctx context.Context, target SegmentID, local, remote, length uint64) error {
+	return e.one(ctx, Request{Op: xfer.Read, Source: local, Target: target, TargetAddr: remote, Length: length})
+}
+
+func (e *Engine) one(ctx context.Context, r Request) error {
+	e.batchMu.Lock()
+	var b *Batch
+	if n := len(e.batches); n > 0 {
+		b = e.batches[n-1]
+		e.batches = e.batches[:n-1]
+	}
+	e.batchMu.Unlock()
+	if b == nil {
+		b = e.NewBatch(1)
+	}
+	reqs := [1]Request{r}
+	if err := b.Submit(reqs[:]); err != nil {
+		return err
+	}
+	err := b.Wait(ctx)
+	if b.Reset() == nil {
+		e.batchMu.Lock()
+		e.batches = append(e.batches, b)
+		e.batchMu.Unlock()
+	}
+	return err
+}
+
+// mayLand is a batch that was given up while bytes of it could still land.
+type mayLand struct {
+	batch  *ledger.Batch
+	ranges []Range
+}
+
+// giveUp stops what is open of a batch, and waits until its ways are closed, up
+// to the configured bound.
+func (e *Engine) giveUp(b *ledger.Batch, cause error) error {
+	if err := e.host.loop.Do(func() { e.abortOnPump(b, cause) }); err != nil {
+		return errors.Join(cause, err)
+	}
+	late := time.NewTimer(e.cfg.CloseWait)
+	defer late.Stop()
+	for !b.Answered() {
+		select {
+		case <-b.Bell():
+		case <-late.C:
+			var ranges []Range
+			e.host.loop.Do(func() { ranges = e.abandon(b, cause) })
+			if len(ranges) == 0 {
+				break
+			}
+			err := &MayLandError{Ranges: ranges, Cause: cause}
+			e.log.Warn("deadline passed with ways not closed", "err", err)
+			return err
+		}
+	}
+	return b.Err()
+}
+
+// abortOnPump stops the open tasks of a batch.
+func (e *Engine) abortOnPump(b *ledger.Batch, cause error) {
+	e.drainIntake()
+	r := e.rank.Load()
+	for i := range b.Len() {
+		t := b.At(i)
+		if !t.Open() {
+			continue
+		}
+		e.abortFenced(t, cause)
+		if r != nil {
+			r.path.Abort(e.host.loop.Now(), t, cause)
+		}
+		e.direct.Abort(t, cause)
+	}
+}
+
+func (e *Engine) abortFenced(t *ledger.Task, cause error) {
+	keep := e.fenced[:0]
+	var ended []fenced
+	for _, f := range e.fenced {
+		if f.owner == t {
+			ended = append(ended, f)
+		} else {
+			keep = append(keep, f)
+		}
+	}
+	clear(e.fenced[len(keep):])
+	e.fenced = keep
+	for _, f := range ended {
+		f.fence.Drop()
+		f.owner.Closed(0, cause)
+	}
+}
+
+// abandon ends the open tasks of a batch for their caller, and returns where
+// their bytes may still land.
+func (e *Engine) abandon(b *ledger.Batch, cause error) []Range {
+	var ranges []Range
+	for i := range b.Len() {
+		t := b.At(i)
+		if !t.Open() {
+			continue
+		}
+		ranges = append(ranges, Range{Segment: e.target(t.Req.Target).Name(), Addr: t.Req.TargetAddr, Length: t.Req.Length})
+		t.GiveUp(cause)
+	}
+	if len(ranges) > 0 {
+		e.landMu.Lock()
+		e.land = append(e.land, mayLand{b, ranges})
+		e.landMu.Unlock()
+	}
+	return ranges
+}
+
+// MayLand lists where bytes of transfers that were given up may still land.
+func (e *Engine) MayLand() []Range {
+	e.landMu.Lock()
+	defer e.landMu.Unlock()
+	var ranges []Range
+	keep := e.land[:0]
+	for _, m := range e.land {
+		if !m.batch.Closed() {
+			keep = append(keep, m)
+			ranges = append(ranges, m.ranges...)
+		}
+	}
+	clear(e.land[len(keep):])
+	e.land = keep
+	return ranges
+}

@@ -1,0 +1,127 @@
+package railhop
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/railhop/railhop/internal/config"
+	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/nic"
+	"github.com/railhop/railhop/internal/plan"
+)
+
+// Config says how an [Engine] is set up. Get one from [Defaults] or
+// [FromEnvironment] and change what is needed: the zero value is not valid.
+type Config struct {
+	// Host is the name or address that peers dial, without a port: the port is
+	// drawn at random from the settings' range, as Mooncake does.
+	Host string
+	// Devices are the NICs that may be used, by name. Empty means all.
+	Devices []string
+	// Settings is what the MC_* and RAILHOP_* variables say, as described in
+	// docs/configuration.md.
+	Settings config.Env
+	// Topology maps a memory location, such as "cuda:0", to its preferred and its
+	// other NICs. Nil means that it is made up from what the devices say.
+	Topology map[string][2][]string
+	// Registry is the directory that groups of ranks meet in; "" means /dev/shm.
+	Registry string
+	// CloseWait bounds how long a passed deadline, Unregister and Close wait for
+	// transfers to come to an end. Zero means 2 s.
+	CloseWait time.Duration
+	// Logger takes all messages. Nil means none.
+	Logger *slog.Logger
+
+	// NICs and GPUs are the hardware to use instead of what Settings.Providers
+	// names. They are for tests.
+	NICs nic.Provider
+	GPUs gpu.Provider
+}
+
+// Defaults is the configuration of an empty environment.
+func Defaults() Config {
+	env, _ := config.Load(func(string) (string, bool) { return "", false })
+	return Config{Settings: env}
+}
+
+// FromEnvironment is the configuration that the environment asks for. A value
+// that cannot be taken is replaced by its default, and returned as a warning
+// that names the variable, the value and what is valid.
+func FromEnvironment() (Config, []string) {
+	env, warnings := config.FromEnviron()
+	texts := make([]string, len(warnings))
+	for i, w := range warnings {
+		texts[i] = w.String()
+	}
+	return Config{Settings: env}, texts
+}
+
+func (c Config) withDefaults() Config {
+	if c.CloseWait == 0 {
+		c.CloseWait = 2 * time.Second
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	if c.Host == "" {
+		return fmt.Errorf("railhop: Host is empty: want the name or address that peers dial")
+	}
+	if _, err := netip.ParseAddrPort(c.Host); err == nil {
+		return fmt.Errorf("railhop: Host %q has a port: want a host alone, the port is drawn from %d to %d", c.Host, c.Settings.Names.MinRPCPort, c.Settings.Names.MaxRPCPort)
+	}
+	return nil
+}
+
+// topology makes up a matrix for devices that do not say where they are: NICs
+// on a GPU's own NUMA node are preferred, or, where nodes are unknown, the NIC
+// of the same ordinal, as on a node with a NIC near each GPU.
+func topology(gpus []gpu.Info, nics []nic.Attr) map[string][2][]string {
+	matrix := make(map[string][2][]string)
+	var all []string
+	for _, n := range nics {
+		all = append(all, n.Name)
+	}
+	matrix["cpu:0"] = [2][]string{all, {}}
+	for _, g := range gpus {
+		near := func(i int) bool { return nics[i].NUMA == g.NUMA }
+		if g.NUMA < 0 || !anyOf(len(nics), near) {
+			near = func(i int) bool { return i == g.Index%len(nics) }
+		}
+		entry := [2][]string{{}, {}}
+		for i, n := range nics {
+			if near(i) {
+				entry[0] = append(entry[0], n.Name)
+			} else {
+				entry[1] = append(entry[1], n.Name)
+			}
+		}
+		matrix["cuda:"+strconv.Itoa(g.Index)] = entry
+	}
+	return matrix
+}
+
+func anyOf(n int, f func(int) bool) bool {
+	for i := range n {
+		if f(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// localNICs is what [plan.NewRails] wants to know.
+func localNICs(devices []nic.Device) []plan.NIC {
+	var all []plan.NIC
+	for _, d := range devices {
+		port := d.Port()
+		all = append(all, plan.NIC{Device: d.Attr().Name, GID: netip.AddrFrom16(port.GID), Subnet: port.Subnet})
+	}
+	return all
+}

@@ -1,0 +1,231 @@
+package railhop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/gpu/softgpu"
+	"github.com/railhop/railhop/internal/nic"
+	"github.com/railhop/railhop/internal/nic/softnic"
+	"github.com/railhop/railhop/internal/pump"
+	"github.com/railhop/railhop/internal/tally"
+)
+
+// host is what the engines of one process share: the hardware, the pump, and
+// the membership in a group of ranks.
+type host struct {
+	key  hostKey
+	refs int // guarded by hosts.mu
+	log  *slog.Logger
+
+	nics nic.Provider
+	gpus gpu.Provider
+
+	loop    *pump.Loop
+	stop    context.CancelFunc
+	stopped chan struct{}
+	tally   *tally.Tally
+
+	mu      sync.Mutex
+	devices map[string]*device
+
+	rankMu sync.Mutex
+	rank   *rank // nil until PXN is set up
+	tried  bool  // PXN was tried to set up, with whatever result
+}
+
+// device is an opened NIC.
+type device struct {
+	nic.Device
+	pd   nic.PD
+	refs int
+}
+
+// hostKey tells hosts apart. Engines with the same hardware settings share one.
+type hostKey struct {
+	soft, verbs, cuda, auto bool
+	softNICs, softGPUs      string
+	group, registry         string
+	nics                    nic.Provider
+	gpus                    gpu.Provider
+}
+
+// hosts is the one place where engines of a process find each other: a GPU's
+// arena, registry entry and pump exist once, whoever opens engines.
+var hosts struct {
+	mu  sync.Mutex
+	all map[hostKey]*host
+}
+
+// joinHost returns the process's host for these settings, made if need be.
+func joinHost(cfg Config) (*host, error) {
+	p := cfg.Settings.Providers
+	key := hostKey{
+		soft: p.Soft, verbs: p.Verbs, cuda: p.CUDA, auto: p.Auto,
+		softNICs: p.SoftNICs, softGPUs: p.SoftGPUs,
+		group: cfg.Settings.PXN.GroupID, registry: cfg.Registry,
+		nics: cfg.NICs, gpus: cfg.GPUs,
+	}
+	hosts.mu.Lock()
+	defer hosts.mu.Unlock()
+	if h := hosts.all[key]; h != nil {
+		h.refs++
+		return h, nil
+	}
+	h := &host{key: key, refs: 1, log: cfg.Logger, nics: cfg.NICs, gpus: cfg.GPUs, devices: make(map[string]*device), stopped: make(chan struct{})}
+	if err := h.findProviders(cfg); err != nil {
+		return nil, err
+	}
+	h.tally = tally.New(cfg.Logger)
+	h.loop = pump.New(pump.Options{})
+	ctx, stop := context.WithCancel(context.Background())
+	h.stop = stop
+	go func() {
+		defer close(h.stopped)
+		h.loop.Run(ctx)
+	}()
+	if hosts.all == nil {
+		hosts.all = make(map[hostKey]*host)
+	}
+	hosts.all[key] = h
+	return h, nil
+}
+
+// ErrNoProvider is returned when the hardware that was asked for is not there.
+var ErrNoProvider = errors.New("railhop: no such hardware")
+
+func (h *host) findProviders(cfg Config) error {
+	p := cfg.Settings.Providers
+	var err error
+	if h.nics == nil {
+		if !p.Soft {
+			return fmt.Errorf("%w: no RDMA device can be used on this host; RAILHOP_PROVIDERS=soft plays one in software", ErrNoProvider)
+		}
+		configs, err := softnic.ParseDevices(p.SoftNICs)
+		if err != nil {
+			return fmt.Errorf("railhop: RAILHOP_SOFT_NICS: %w", err)
+		}
+		if h.nics, err = softnic.New(softnic.Options{Devices: configs, Logger: cfg.Logger}); err != nil {
+			return err
+		}
+	}
+	if h.gpus == nil && p.Soft && p.SoftGPUs != "" {
+		configs, err := softgpu.ParseDevices(p.SoftGPUs)
+		if err != nil {
+			return fmt.Errorf("railhop: RAILHOP_SOFT_GPUS: %w", err)
+		}
+		if h.gpus, err = softgpu.New(softgpu.Options{Devices: configs, Logger: cfg.Logger}); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// leave gives the host up, and ends it if nobody else uses it.
+func (h *host) leave(wait time.Duration) error {
+	hosts.mu.Lock()
+	h.refs--
+	last := h.refs == 0
+	if last {
+		delete(hosts.all, h.key)
+	}
+	hosts.mu.Unlock()
+	if !last {
+		return nil
+	}
+	err := h.endRank(wait)
+	h.stop()
+	<-h.stopped
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for name, d := range h.devices {
+		err = errors.Join(err, d.Close())
+		delete(h.devices, name)
+	}
+	return err
+}
+
+// endRank leaves the group.
+func (h *host) endRank(wait time.Duration) error {
+	h.rankMu.Lock()
+	defer h.rankMu.Unlock()
+	r := h.rank
+	if r == nil {
+		return nil
+	}
+	h.rank = nil
+	return r.close(wait)
+}
+
+func devicesOf(devices []*device) []nic.Device {
+	all := make([]nic.Device, len(devices))
+	for i, d := range devices {
+		all[i] = d.Device
+	}
+	return all
+}
+
+// open opens NICs by name, all of them if names is empty.
+func (h *host) open(names []string) ([]*device, error) {
+	known, err := h.nics.Devices()
+	if err != nil {
+		return nil, fmt.Errorf("railhop: list NICs: %w", err)
+	}
+	if len(names) == 0 {
+		names = known
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("%w: the %s provider has no NIC", ErrNoProvider, h.nics.Name())
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var opened []*device
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			h.releaseLocked(opened)
+			return nil, fmt.Errorf("railhop: NIC %q is not there: want some of %q: %w", name, known, nic.ErrNoDevice)
+		}
+		d := h.devices[name]
+		if d == nil {
+			dev, err := h.nics.Open(name)
+			if err != nil {
+				h.releaseLocked(opened)
+				return nil, fmt.Errorf("railhop: open NIC %s: %w", name, err)
+			}
+			pd, err := dev.NewPD()
+			if err != nil {
+				dev.Close()
+				h.releaseLocked(opened)
+				return nil, fmt.Errorf("railhop: open NIC %s: %w", name, err)
+			}
+			d = &device{Device: dev, pd: pd}
+			h.devices[name] = d
+		}
+		d.refs++
+		opened = append(opened, d)
+	}
+	return opened, nil
+}
+
+func (h *host) release(devices []*device) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.releaseLocked(devices)
+}
+
+func (h *host) releaseLocked(devices []*device) error {
+	var err error
+	for _, d := range devices {
+		if d.refs--; d.refs == 0 {
+			delete(h.devices, d.Attr().Name)
+			err = errors.Join(err, d.pd.Close(), d.Close())
+		}
+	}
+	return err
+}

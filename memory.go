@@ -1,0 +1,221 @@
+package railhop
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/ledger"
+	"github.com/railhop/railhop/internal/nic"
+	"github.com/railhop/railhop/internal/segment"
+	"github.com/railhop/railhop/internal/wire"
+	"github.com/railhop/railhop/internal/xfer"
+)
+
+// Region is memory to be registered.
+type Region struct {
+	Addr   uint64
+	Length uint64 // bytes
+	// Location is where the memory lies, such as "cuda:0" or "cpu:1". "" or "*"
+	// means that it is found out.
+	Location string
+	// LocalOnly keeps peers from reading and writing it.
+	LocalOnly bool
+}
+
+// Register makes memory known, so that it can be moved from and to. The memory
+// must stay where it is until Unregister. It fails with [ErrInvalidArgument] for
+// length 0, and with [ErrAddressOverlapped] if the range overlaps registered
+// memory.
+func (e *Engine) Register(addr, length uint64, location string) error {
+	return e.RegisterBatch([]Region{{Addr: addr, Length: length, Location: location}})
+}
+
+// RegisterBatch is Register for many regions, all or none.
+func (e *Engine) RegisterBatch(regions []Region) error {
+	if len(regions) == 0 {
+		return nil
+	}
+	bufs := make([]*segment.Buffer, len(regions))
+	for i, r := range regions {
+		b, err := e.classify(r)
+		if err != nil {
+			return err
+		}
+		bufs[i] = b
+	}
+	if err := e.local.Reserve(bufs...); err != nil {
+		return err
+	}
+	for i, b := range bufs {
+		if err := e.pin(b); err != nil {
+			for _, done := range bufs[:i] {
+				err = errors.Join(err, unpin(done))
+			}
+			e.local.Free(bufs...)
+			return err
+		}
+	}
+	e.local.Publish(bufs...)
+	limit := uint64(e.cfg.Settings.Names.MaxFrame)
+	if err := wire.CheckLength(e.local.Encoded(), limit); err != nil {
+		e.log.Warn("peers with default settings cannot read this segment's descriptor", "segment", e.name, "err", err)
+	}
+	return nil
+}
+
+// classify asks the driver what a region is. The first GPU memory says which
+// GPU this rank is, if nothing has said so before.
+func (e *Engine) classify(r Region) (*segment.Buffer, error) {
+	b := &segment.Buffer{Addr: r.Addr, Length: r.Length, Location: r.Location, RemoteAccess: !r.LocalOnly}
+	b.Memory = gpu.Range{Kind: gpu.HostMemory}
+	if e.host.gpus != nil && r.Length > 0 {
+		b.Memory = e.host.gpus.Classify(r.Addr, r.Length)
+	}
+	if b.Memory.Kind != gpu.DeviceMemory {
+		if b.Location == "" || b.Location == "*" {
+			b.Location = e.hostLocation()
+		}
+		return b, nil
+	}
+	infos, err := e.host.gpuInfos()
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range infos {
+		if g.BusID == b.Memory.BusID {
+			b.Location = location(g.Index)
+		}
+	}
+	if e.cfg.Settings.PXN.On() && e.rank.Load() == nil {
+		e.joinRank(b.Memory.BusID)
+	}
+	return b, nil
+}
+
+// hostLocation is the location of host memory: the node, if there is one only.
+func (e *Engine) hostLocation() string {
+	name := "*"
+	for l := range e.cfg.Topology {
+		if len(l) > 4 && l[:4] == "cpu:" {
+			if name != "*" {
+				return "*"
+			}
+			name = l
+		}
+	}
+	return name
+}
+
+// pin registers a buffer's chunks with every NIC.
+func (e *Engine) pin(b *segment.Buffer) error {
+	access := nic.LocalWrite
+	if b.RemoteAccess {
+		access |= nic.RemoteRead | nic.RemoteWrite
+	}
+	if e.cfg.Settings.RDMA.RelaxedOrdering != 0 {
+		access |= nic.RelaxedOrdering
+	}
+	var mrs []nic.MR
+	for i := range b.Chunks {
+		c := &b.Chunks[i]
+		for _, d := range e.devices {
+			mr, err := d.pd.Register(c.Addr, c.Length, access)
+			if err != nil {
+				err = fmt.Errorf("railhop: register %d bytes at %#x with %s: %w: %w", c.Length, c.Addr, d.Attr().Name, xfer.ErrContext, err)
+				for _, mr := range mrs {
+					err = errors.Join(err, mr.Close())
+				}
+				return err
+			}
+			mrs = append(mrs, mr)
+			c.LKey, c.RKey = append(c.LKey, mr.LKey()), append(c.RKey, mr.RKey())
+		}
+	}
+	b.Owner = mrs
+	return nil
+}
+
+func unpin(b *segment.Buffer) error {
+	var err error
+	mrs, _ := b.Owner.([]nic.MR)
+	for _, mr := range mrs {
+		err = errors.Join(err, mr.Close())
+	}
+	b.Owner = nil
+	return err
+}
+
+// Unregister makes memory unknown again, by the address that Register was given.
+// It waits for transfers that use it, and fails with [ErrBatchBusy] if they
+// take too long; the memory then stays registered. It fails with
+// [ErrAddressNotFound] for an address that is not the start of a region.
+func (e *Engine) Unregister(addr uint64) error { return e.UnregisterBatch([]uint64{addr}) }
+
+// UnregisterBatch is Unregister for many regions. Those that can be unregistered
+// are, whatever becomes of the others.
+func (e *Engine) UnregisterBatch(addrs []uint64) error {
+	found, err := e.local.Withdraw(addrs...)
+	deadline := time.Now().Add(e.cfg.CloseWait)
+	var free []*segment.Buffer
+	for _, b := range found {
+		if busy := e.awaitUnused(b, deadline); busy {
+			e.local.Publish(b)
+			err = errors.Join(err, fmt.Errorf("railhop: unregister %#x: transfers still use it: %w", b.Addr, xfer.ErrBatchBusy))
+			continue
+		}
+		err = errors.Join(err, unpin(b))
+		free = append(free, b)
+	}
+	e.local.Free(free...)
+	return err
+}
+
+// awaitUnused waits until no open task reads or writes a buffer.
+func (e *Engine) awaitUnused(b *segment.Buffer, deadline time.Time) (busy bool) {
+	for {
+		if e.host.loop.Do(func() { busy = e.uses(b) }) != nil {
+			return false
+		}
+		if !busy || time.Now().After(deadline) {
+			return busy
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// uses reports whether an open task has its local end in b. It belongs to the pump.
+func (e *Engine) uses(b *segment.Buffer) bool {
+	e.drainIntake()
+	for batch := range e.active {
+		if batch.Closed() {
+			delete(e.active, batch)
+			continue
+		}
+		for i := range batch.Len() {
+			t := batch.At(i)
+			if t.Open() && overlaps(t, b) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func overlaps(t *ledger.Task, b *segment.Buffer) bool {
+	return t.Req.Source < b.Addr+b.Length && b.Addr < t.Req.Source+t.Req.Length
+}
+
+func (e *Engine) unregisterAll() error {
+	var err error
+	for _, b := range e.local.Buffers() {
+		if _, w := e.local.Withdraw(b.Addr); w != nil {
+			err = errors.Join(err, w)
+			continue
+		}
+		err = errors.Join(err, unpin(b))
+		e.local.Free(b)
+	}
+	return err
+}

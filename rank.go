@@ -1,0 +1,476 @@
+package railhop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/railhop/railhop/internal/config"
+	"github.com/railhop/railhop/internal/endpoint"
+	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/lane"
+	"github.com/railhop/railhop/internal/nic"
+	"github.com/railhop/railhop/internal/path/pxn"
+	"github.com/railhop/railhop/internal/registry"
+	"github.com/railhop/railhop/internal/relay"
+	"github.com/railhop/railhop/internal/shm"
+	"github.com/railhop/railhop/internal/shmabi"
+	"github.com/railhop/railhop/internal/xfer"
+)
+
+// rank is this process as a member of a group: the arena that it lends, the
+// lanes that it holds, and its entry in the registry. It is a stepper of the
+// host's pump.
+type rank struct {
+	host  *host
+	log   *slog.Logger
+	env   config.PXN
+	gpu   gpu.Device
+	bus   string
+	rails []string
+
+	registry *registry.Registry
+	entry    *registry.Entry
+	watcher  *registry.Watcher
+	arena    uint64
+	mrs      []nic.MR
+	nics     []*device
+	sets     []*endpoint.Set
+	routes   *routes
+
+	path  *pxn.Path
+	relay *relay.Relay
+
+	// Of the pump.
+	turn   func() error
+	now    time.Duration
+	busy   bool
+	beatAt time.Duration
+
+	broken atomic.Bool // our own block is gone, or the GPU
+
+	fenceMu sync.Mutex
+	fences  []*pxn.Fence // free ones
+}
+
+const lanesArena = shmabi.Lanes * shmabi.Slots
+
+// rankOptions is what a rank is set up from.
+type rankOptions struct {
+	env     config.Env
+	bus     string
+	nics    []*device // those near the GPU, in the order of rails
+	rails   []string
+	server  string // the engine's segment name
+	root    string // of the registry
+	deathOK bool   // the NICs' work dies with its process
+	dialer  remoteDialer
+}
+
+// newRank joins a group. On failure nothing is left behind, and the reason is
+// counted and logged.
+func newRank(h *host, o rankOptions) (_ *rank, err error) {
+	r := &rank{host: h, log: h.log, env: o.env.PXN, bus: o.bus, rails: o.rails, nics: o.nics}
+	defer func() {
+		if err != nil {
+			r.free()
+		}
+	}()
+	fail := func(why xfer.Reason, err error) (*rank, error) {
+		h.tally.Because(why, 0, "err", err)
+		return nil, err
+	}
+	if r.gpu, err = h.gpus.Open(o.bus); err != nil {
+		return fail(xfer.NoGPU, err)
+	}
+	r.registry, err = registry.Open(registry.Options{
+		Root: o.root, Group: r.env.GroupID, Logger: h.log, Now: h.loop.Now, HeartbeatTimeout: r.env.HeartbeatTimeout,
+	})
+	if err != nil {
+		return fail(registryReason(err), err)
+	}
+	slot := uint64(r.env.SlotSize)
+	if r.arena, err = r.gpu.Alloc(lanesArena * slot); err != nil {
+		return fail(xfer.ArenaError, fmt.Errorf("railhop: arena of %d bytes: %w", lanesArena*slot, err))
+	}
+	for _, n := range r.nics {
+		mr, err := n.pd.Register(r.arena, lanesArena*slot, nic.LocalWrite)
+		if err != nil {
+			return fail(xfer.RegisterError, fmt.Errorf("railhop: register the arena with %s: %w", n.Attr().Name, err))
+		}
+		r.mrs = append(r.mrs, mr)
+	}
+	handle, err := r.gpu.Export(r.arena)
+	if err != nil {
+		return fail(xfer.ExportError, err)
+	}
+	r.entry, err = r.registry.Publish(registry.EntryOptions{Rails: r.rails, SlotSize: slot, ArenaHandle: handle})
+	if err != nil {
+		return fail(registryReason(err), err)
+	}
+	if err = r.openRelay(o); err != nil {
+		return fail(xfer.NoLocalRail, err)
+	}
+	r.openPath(o)
+	r.watcher, err = r.registry.Watch(func(*registry.Peer, registry.Event) { h.loop.Wake() })
+	if err != nil {
+		return fail(xfer.RegistryError, err)
+	}
+	r.turn = r.step
+	if err = h.loop.SetWord(&r.entry.Block().Header.Wake); err != nil {
+		return fail(xfer.RegistryError, err)
+	}
+	if err = h.loop.Add(r); err != nil {
+		return fail(xfer.RegistryError, err)
+	}
+	r.log.Info("PXN is on", "group", r.env.GroupID, "gpu", r.bus, "rails", r.rails, "arena", lanesArena*slot, "entry", r.entry.Name())
+	return r, nil
+}
+
+func registryReason(err error) xfer.Reason {
+	switch {
+	case errors.Is(err, registry.ErrBusy):
+		return xfer.RegistryBusy
+	case errors.Is(err, shm.ErrNoSpace):
+		return xfer.ShmError
+	}
+	return xfer.RegistryError
+}
+
+func (r *rank) openRelay(o rankOptions) error {
+	g := r.geometry(uint64(r.env.SlotSize))
+	opts := relay.Options{
+		Geometry: g, Arena: r.arena, Depth: r.env.Depth, SliceSize: uint32(o.env.RDMA.SliceSize),
+		Credit: r.env.CreditTimeout, Tally: r.host.tally, Logger: r.log, Wake: r.host.loop.Wake, DeathCloses: o.deathOK,
+		FindSender: r.findSender,
+		ClearClaim: func(int) error { _, err := r.entry.SweepClaims(); return err },
+	}
+	for i := range shmabi.Lanes {
+		opts.Lanes = append(opts.Lanes, lane.Map(r.entry.Block(), i))
+	}
+	for i, n := range r.nics {
+		so := setOptions(o.env, r.host)
+		so.NIC = &endpoint.NIC{Name: n.Attr().Name, Rail: r.rails[i], Index: i, Device: n.Device, PD: n.pd}
+		so.Server, so.Dialer, so.RelayEpoch, so.Log = o.server, o.dialer, r.entry.Epoch(), r.log
+		set, err := endpoint.NewSet(so)
+		if err != nil {
+			return err
+		}
+		r.sets = append(r.sets, set)
+		opts.Rails = append(opts.Rails, relay.Rail{Name: r.rails[i], Set: set, LKey: r.mrs[i].LKey()})
+	}
+	r.routes = newRoutes(o.dialer, r.host, o.env, localNICs(devicesOf(r.nics)))
+	opts.FindRoute = r.routes.find
+	r.relay = relay.New(opts)
+	return nil
+}
+
+func (r *rank) openPath(o rankOptions) {
+	ring := map[string]pxn.Doorbell{"cpu": pxn.RingCPU, "stream": pxn.RingStream, "kernel": pxn.RingStream}[r.env.Doorbell]
+	r.path = pxn.New(pxn.Options{
+		Device: r.gpu, Epoch: r.entry.Epoch(), Find: r.find, Tally: r.host.tally, Logger: r.log, Wake: r.host.loop.Wake,
+		BusOf:  func(addr uint64) string { return r.host.gpus.Classify(addr, 1).BusID },
+		Credit: r.env.CreditTimeout, Ring: ring, RailPause: o.env.RDMA.RailPause, DeathCloses: o.deathOK,
+		Guard:  shm.Guard,
+		Direct: func(it pxn.Item, why xfer.Reason) error { return it.Target.Ref.(*target).engine.fallback(it, why) },
+		Fence: func(ctx context.Context, t *pxn.Target, epoch uint64) error {
+			return t.Ref.(*target).engine.fence(ctx, string(t.Session), epoch)
+		},
+	})
+}
+
+func (r *rank) geometry(slot uint64) lane.Geometry {
+	return lane.Geometry{Slots: shmabi.Slots, SlotSize: slot, MaxSpans: shmabi.MaxSpans}
+}
+
+// Step implements [pump.Stepper].
+func (r *rank) Step(now time.Duration) bool {
+	if r.broken.Load() {
+		return false
+	}
+	r.now = now
+	if err := shm.Guard(r.turn); err != nil {
+		r.broken.Store(true)
+		r.host.tally.Because(xfer.ShmError, 0, "err", err)
+		return true
+	}
+	return r.busy
+}
+
+func (r *rank) step() error {
+	if r.now >= r.beatAt {
+		r.beatAt = r.now + r.env.Beat()
+		if err := r.entry.Beat(r.now); err != nil {
+			return err
+		}
+	}
+	r.busy = r.path.Step(r.now)
+	if r.relay.Step(r.now) {
+		r.busy = true
+	}
+	return nil
+}
+
+// Arm implements [pump.Stepper].
+func (r *rank) Arm(now time.Duration) time.Duration {
+	if r.broken.Load() {
+		return 0
+	}
+	limit := max(r.beatAt-now, time.Microsecond)
+	for _, d := range [...]time.Duration{r.path.Arm(now), r.relay.Arm(now)} {
+		if d > 0 {
+			limit = min(limit, d)
+		}
+	}
+	return limit
+}
+
+// off says why nothing is relayed at all at present, if so.
+func (r *rank) off() xfer.Reason {
+	switch {
+	case r.broken.Load():
+		return xfer.ShmError
+	case r.entry.Off():
+		return xfer.PXNSwitched
+	}
+	return xfer.NoReason
+}
+
+// find claims a lane of a live peer on a rail.
+func (r *rank) find(_ context.Context, rail string, held func(uint64) bool) (*pxn.Claim, xfer.Reason, error) {
+	peers, _, err := r.registry.Scan()
+	if err != nil {
+		return nil, registryReason(err), err
+	}
+	why, cause := xfer.NoPeer, error(nil)
+	for _, p := range peers {
+		index, ok := p.HasRail(rail)
+		if !ok {
+			continue
+		}
+		if suspected, text := p.Suspected(r.host.loop.Now()); suspected {
+			why, cause = xfer.RelaySuspected, fmt.Errorf("%s: %s", p.Name(), text)
+			continue
+		}
+		pr := &peer{Peer: p, loop: r.host.loop}
+		rails := make(map[string]uint32)
+		for i, name := range p.Rails() {
+			rails[name] = uint32(i)
+		}
+		if held(p.Epoch()) {
+			return &pxn.Claim{Peer: pr, Held: true, Rails: rails}, xfer.NoReason, nil
+		}
+		n, err := p.Claim(r.entry.Identity(), r.entry.Epoch())
+		switch {
+		case err == nil:
+		case errors.Is(err, registry.ErrNoLane):
+			why, cause = xfer.NoLane, err
+			continue
+		case errors.Is(err, registry.ErrOff):
+			why, cause = xfer.PXNSwitched, err
+			continue
+		case errors.Is(err, registry.ErrStopping), errors.Is(err, registry.ErrGone):
+			why, cause = xfer.NoPeer, err
+			continue
+		default:
+			return nil, registryReason(err), err
+		}
+		at, page := shmabi.Doorbell(p.Bytes(), n)
+		r.log.Debug("lane claimed", "peer", p.Name(), "lane", n, "rail", rail, "index", index)
+		return &pxn.Claim{
+			Peer: pr, Mem: lane.Map(p.Block(), n), Lane: n, Geometry: r.geometry(p.SlotSize()),
+			Handle: p.ArenaHandle(), Arena: p.ArenaSize(), Rails: rails, DoorbellPage: page, DoorbellAt: at,
+		}, xfer.NoReason, nil
+	}
+	return nil, why, cause
+}
+
+// findSender finds the rank that has claimed a lane of ours.
+func (r *rank) findSender(_ context.Context, n int) (relay.Sender, error) {
+	h := &r.entry.Block().Lanes[n].Header
+	id, epoch := h.Sender, h.SenderEpoch.Load()
+	o, err := r.registry.LaneOwner(id, epoch)
+	if err != nil {
+		return nil, err
+	}
+	return &sender{LaneOwner: o, loop: r.host.loop, name: fmt.Sprintf("%d.%d.%d.%d", id.UID, id.PID, id.StartTicks, epoch)}, nil
+}
+
+// newFence returns a fence recorded on a stream of the caller's. It runs on the
+// caller's thread.
+func (r *rank) newFence(stream uint64) (*pxn.Fence, error) {
+	r.fenceMu.Lock()
+	var f *pxn.Fence
+	if n := len(r.fences); n > 0 {
+		f = r.fences[n-1]
+		r.fences = r.fences[:n-1]
+	}
+	r.fenceMu.Unlock()
+	if f == nil {
+		e, err := r.gpu.NewEvent()
+		if err != nil {
+			return nil, err
+		}
+		f = pxn.NewFence(e, r.freeFence)
+	}
+	f.Recorded = false
+	if err := r.gpu.RecordCaller(stream, f.Event); err != nil {
+		r.freeFence(f)
+		return nil, err
+	}
+	f.Recorded = true
+	return f, nil
+}
+
+func (r *rank) freeFence(f *pxn.Fence) {
+	r.fenceMu.Lock()
+	r.fences = append(r.fences, f)
+	r.fenceMu.Unlock()
+}
+
+// lose switches PXN off for the process: the GPU is lost.
+func (r *rank) lose(err error) {
+	if !r.broken.Swap(true) {
+		r.host.tally.Because(xfer.GPUFatal, 0, "gpu", r.bus, "err", err)
+	}
+}
+
+// close gives all lanes back and leaves the group. The arena is freed only if no
+// sender can still write to it.
+func (r *rank) close(wait time.Duration) error {
+	loop := r.host.loop
+	loop.Do(func() {
+		r.path.Release(loop.Now(), xfer.PXNOff)
+		r.relay.Stop()
+	})
+	err := r.entry.Withdraw()
+	idle := false
+	for end := time.Now().Add(wait); !idle && time.Now().Before(end); {
+		loop.Do(func() { idle = r.path.Idle() && r.relay.Idle() })
+		if !idle {
+			time.Sleep(2 * time.Millisecond)
+		}
+	}
+	if !idle {
+		r.log.Warn("arena leaked: lanes are still held", "entry", r.entry.Name(), "bytes", lanesArena*r.env.SlotSize)
+		r.arena = 0
+	}
+	err = errors.Join(err, loop.Remove(r), loop.SetWord(nil))
+	return errors.Join(err, r.free())
+}
+
+// free undoes newRank, as far as it got. The pump no longer steps the rank.
+func (r *rank) free() error {
+	var err error
+	if r.path != nil {
+		r.path.Close()
+	}
+	if r.relay != nil {
+		r.relay.Close()
+	}
+	for _, s := range r.sets {
+		err = errors.Join(err, s.Close())
+	}
+	if r.watcher != nil {
+		err = errors.Join(err, r.watcher.Close())
+	}
+	if r.entry != nil {
+		err = errors.Join(err, r.entry.Close())
+	}
+	if r.registry != nil {
+		err = errors.Join(err, r.registry.Close())
+	}
+	for _, mr := range r.mrs {
+		err = errors.Join(err, mr.Close())
+	}
+	if r.arena != 0 {
+		err = errors.Join(err, r.gpu.Free(r.arena))
+	}
+	for _, f := range r.fences {
+		err = errors.Join(err, f.Event.Close())
+	}
+	if r.gpu != nil {
+		err = errors.Join(err, r.gpu.Close())
+	}
+	if r.routes != nil {
+		err = errors.Join(err, r.routes.cache.Close())
+	}
+	return errors.Join(err, r.host.release(r.nics))
+}
+
+// peer is a rank that relays for us.
+type peer struct {
+	*registry.Peer
+	loop    interface{ Now() time.Duration }
+	checked time.Duration
+	gone    bool
+}
+
+// Suspected implements [pxn.Peer].
+func (p *peer) Suspected(now time.Duration) (bool, xfer.Reason) {
+	suspected, _ := p.Peer.Suspected(now)
+	return suspected, xfer.RelaySuspected
+}
+
+// Gone implements [pxn.Peer]. It asks the system once a millisecond at most.
+func (p *peer) Gone() bool {
+	if now := p.loop.Now(); !p.gone && now-p.checked >= time.Millisecond {
+		p.checked = now
+		p.gone = p.Peer.Closed()
+	}
+	return p.gone
+}
+
+// Watched implements [pxn.Peer].
+func (p *peer) Watched() bool { return p.HasPidfd() }
+
+// Leaving implements [pxn.Peer].
+func (p *peer) Leaving() xfer.Reason {
+	switch {
+	case p.Off():
+		return xfer.PXNSwitched
+	case p.Stopping():
+		return xfer.RelayStopping
+	}
+	return xfer.NoReason
+}
+
+// Wake implements [pxn.Peer].
+func (p *peer) Wake() { p.Peer.Wake() }
+
+// Fault implements [pxn.Peer].
+func (p *peer) Fault(err error) { p.Peer.Fault(err) }
+
+// sender is a rank that holds a lane of ours.
+type sender struct {
+	*registry.LaneOwner
+	name    string
+	loop    interface{ Now() time.Duration }
+	checked time.Duration
+	gone    bool
+}
+
+// Name implements [relay.Sender].
+func (s *sender) Name() string { return s.name }
+
+// Suspected implements [relay.Sender].
+func (s *sender) Suspected(now time.Duration) bool {
+	suspected, _ := s.LaneOwner.Suspected(now)
+	return suspected
+}
+
+// Gone implements [relay.Sender]. It asks the system once a millisecond at most.
+func (s *sender) Gone() bool {
+	if now := s.loop.Now(); !s.gone && now-s.checked >= time.Millisecond {
+		s.checked = now
+		s.gone = s.LaneOwner.Closed()
+	}
+	return s.gone
+}
+
+// Wake implements [relay.Sender].
+func (s *sender) Wake() { s.LaneOwner.Wake() }

@@ -1,0 +1,284 @@
+package railhop
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/ledger"
+	"github.com/railhop/railhop/internal/path/pxn"
+	"github.com/railhop/railhop/internal/path/rdma"
+	"github.com/railhop/railhop/internal/plan"
+	"github.com/railhop/railhop/internal/xfer"
+)
+
+// submission is tasks on their way to the pump.
+type submission struct {
+	tasks []ledger.Task
+	fence *pxn.Fence
+	// wait: the direct way waits for the fence too, since the caller named a stream.
+	wait bool
+	why  xfer.Reason // why nothing of it can be relayed
+}
+
+// fenced is a share that goes direct once its source is ready.
+type fenced struct {
+	work  rdma.Work
+	owner *ledger.Task
+	fence *pxn.Fence
+}
+
+// submit hands requests to the pump. stream is a stream of the caller's, if given.
+func (e *Engine) submit(b *ledger.Batch, reqs []Request, stream uint64, given bool) error {
+	for i := range reqs {
+		if err := e.check(&reqs[i]); err != nil {
+			return fmt.Errorf("request %d of %d: %w", i, len(reqs), err)
+		}
+	}
+	s := submission{wait: given}
+	if err := e.fenceSource(&s, stream, given); err != nil {
+		return err
+	}
+	e.intakeMu.Lock()
+	if e.closed {
+		e.intakeMu.Unlock()
+		return ErrClosed
+	}
+	tasks, err := b.Add(reqs)
+	if err == nil {
+		s.tasks = tasks
+		e.intake = append(e.intake, s)
+		e.hasMail.Store(true)
+	}
+	e.intakeMu.Unlock()
+	if err != nil {
+		return err
+	}
+	e.host.loop.Wake()
+	return nil
+}
+
+func (e *Engine) check(r *Request) error {
+	switch {
+	case r.Op != Read && r.Op != Write:
+		return fmt.Errorf("%v: want read or write: %w", r.Op, xfer.ErrInvalidArgument)
+	case r.Source+r.Length < r.Source || r.TargetAddr+r.Length < r.TargetAddr:
+		return fmt.Errorf("%d bytes at %#x and %#x run over the end of the address space: %w", r.Length, r.Source, r.TargetAddr, xfer.ErrInvalidArgument)
+	case e.cache.Get(r.Target) == nil:
+		return fmt.Errorf("segment %d is not open: %w", r.Target, xfer.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// fenceSource marks on the caller's thread, before any hand-off, the point from
+// which the sources are ready.
+func (e *Engine) fenceSource(s *submission, stream uint64, given bool) error {
+	r := e.rank.Load()
+	if r == nil {
+		if !given {
+			return nil
+		}
+		return fmt.Errorf("railhop: a stream was given and this process has no GPU in use: %w", xfer.ErrInvalidArgument)
+	}
+	f, err := r.newFence(stream)
+	switch {
+	case err == nil:
+		s.fence = f
+		return nil
+	case errors.Is(err, gpu.ErrCapturing):
+		s.why = xfer.Capturing
+	case errors.Is(err, gpu.ErrFatal):
+		s.why = xfer.GPUFatal
+		r.lose(err)
+	default:
+		s.why = xfer.FenceError
+	}
+	if !given {
+		return nil // the contract says that the bytes are there
+	}
+	if s.why == xfer.FenceError {
+		if err := r.gpu.SyncCaller(stream); err == nil {
+			s.wait = false
+			return nil
+		}
+	}
+	e.host.tally.Because(s.why, 0, "err", err)
+	return fmt.Errorf("railhop: order the transfer behind the stream: %w", err)
+}
+
+// Step implements [pump.Stepper].
+func (e *Engine) Step(now time.Duration) (busy bool) {
+	busy = e.drainIntake()
+	if len(e.fenced) > 0 && e.stepFenced() {
+		busy = true
+	}
+	if e.direct.Step(now) {
+		busy = true
+	}
+	return busy
+}
+
+// Arm implements [pump.Stepper].
+func (e *Engine) Arm(now time.Duration) time.Duration {
+	limit := e.direct.Arm(now)
+	if len(e.fenced) > 0 && (limit == 0 || limit > time.Millisecond) {
+		limit = time.Millisecond
+	}
+	return limit
+}
+
+func (e *Engine) drainIntake() bool {
+	if !e.hasMail.Load() {
+		return false
+	}
+	e.intakeMu.Lock()
+	e.intake, e.taken = e.taken[:0], e.intake
+	e.hasMail.Store(false)
+	e.intakeMu.Unlock()
+	now := e.host.loop.Now()
+	for i := range e.taken {
+		s := &e.taken[i]
+		s.fence.Hold()
+		if len(s.tasks) > 0 {
+			e.active[s.tasks[0].Batch()] = struct{}{}
+		}
+		for j := range s.tasks {
+			e.route(now, &s.tasks[j], s)
+		}
+		s.fence.Drop()
+	}
+	clear(e.taken)
+	e.prune()
+	return true
+}
+
+// prune forgets batches that are closed, once there are many.
+func (e *Engine) prune() {
+	if len(e.active) < 1024 {
+		return
+	}
+	for b := range e.active {
+		if b.Closed() {
+			delete(e.active, b)
+		}
+	}
+}
+
+// route sends a task on its way.
+func (e *Engine) route(now time.Duration, t *ledger.Task, s *submission) {
+	t.Opened(1)
+	e.host.tally.Submitted(t.Req.Length)
+	to := e.target(t.Req.Target)
+	why := s.why
+	if why == xfer.NoReason {
+		why = e.relay(now, t, to, s)
+	}
+	if why == xfer.NoReason {
+		t.Closed(0, nil)
+		return
+	}
+	if why != xfer.PXNOff {
+		e.host.tally.Because(why, t.Req.Length, "target", to.Name())
+	}
+	t.Closed(0, e.goDirect(t, to, t.Req, s.fence, s.wait, why))
+}
+
+// relay tries to send a task through a relay, or says why it should not be.
+func (e *Engine) relay(now time.Duration, t *ledger.Task, to *target, s *submission) xfer.Reason {
+	r := e.rank.Load()
+	if r == nil {
+		return xfer.PXNOff
+	}
+	if why := r.off(); why != xfer.NoReason {
+		return why
+	}
+	d := to.remote.Desc()
+	facts := plan.Task{Op: t.Req.Op, Length: t.Req.Length, Session: len(d.Name), Source: e.sourceOf(r, &t.Req)}
+	var rails [16]string
+	if facts.Source == plan.OwnGPU && facts.Op == Write {
+		devices, preferred, err := d.Candidates(t.Req.TargetAddr, 1)
+		if err == nil {
+			names := to.named.of(e.rails, d)
+			facts.Preferred = preferred
+			n := copy2(rails[:], names, devices)
+			facts.Rails = rails[:n]
+		} else if errors.Is(err, xfer.ErrAddressNotFound) {
+			return xfer.NoTargetDevice // direct fetches the descriptor anew
+		}
+	}
+	rail, why := plan.Choose(facts, r.rails)
+	if why != xfer.NoReason {
+		return why
+	}
+	it := pxn.Item{
+		Span:  xfer.Span{Source: t.Req.Source, Dest: t.Req.TargetAddr, Length: t.Req.Length},
+		Owner: t, Target: to.relay, Fence: s.fence, Wait: s.wait,
+	}
+	return r.path.Submit(now, rail, it)
+}
+
+func copy2(dst, names []string, devices []uint16) int {
+	n := min(len(dst), len(devices))
+	for i := range n {
+		dst[i] = names[devices[i]]
+	}
+	return n
+}
+
+// sourceOf says what the driver said of a source when it was registered.
+func (e *Engine) sourceOf(r *rank, q *Request) plan.Source {
+	b, err := e.local.Find(&e.cursor, q.Source, q.Length)
+	if err != nil || b.Memory.Kind != gpu.DeviceMemory {
+		return plan.NotGPU
+	}
+	if b.Memory.BusID != r.bus {
+		return plan.OtherGPU
+	}
+	return plan.OwnGPU
+}
+
+// goDirect sends a share of a task the direct way, once its source is ready. In
+// strict mode what should have been relayed is an error instead.
+func (e *Engine) goDirect(t *ledger.Task, to *target, q Request, f *pxn.Fence, wait bool, why xfer.Reason) error {
+	if e.cfg.Settings.PXN.Strict && why.Class() == xfer.Degraded {
+		return fmt.Errorf("railhop: MC_PXN_STRICT is set and the relay cannot be used: %v: %w", why, xfer.ErrContext)
+	}
+	w := rdma.Work{Op: q.Op, Local: q.Source, Remote: q.TargetAddr, Length: q.Length, Target: to, Owner: t, Retry: int(t.Mark)}
+	if wait && f != nil {
+		if done, err := f.Event.Done(); !done && err == nil {
+			f.Hold()
+			t.Opened(1)
+			e.fenced = append(e.fenced, fenced{w, t, f})
+			return nil
+		}
+	}
+	return e.direct.Submit(&w)
+}
+
+// fallback implements the relayed way's Direct.
+func (e *Engine) fallback(it pxn.Item, why xfer.Reason) error {
+	t, to := it.Owner.(*ledger.Task), it.Target.Ref.(*target)
+	q := Request{Op: Write, Source: it.Span.Source, TargetAddr: it.Span.Dest, Length: it.Span.Length}
+	err := e.goDirect(t, to, q, it.Fence, it.Wait, why)
+	it.Fence.Drop()
+	return err
+}
+
+// stepFenced sends what has become ready.
+func (e *Engine) stepFenced() (busy bool) {
+	keep := e.fenced[:0]
+	for _, f := range e.fenced {
+		if done, err := f.fence.Event.Done(); !done && err == nil {
+			keep = append(keep, f)
+			continue
+		}
+		busy = true
+		err := e.direct.Submit(&f.work)
+		f.fence.Drop()
+		f.owner.Closed(0, err)
+	}
+	clear(e.fenced[len(keep):])
+	e.fenced = keep
+	return busy
+}

@@ -1,0 +1,248 @@
+package railhop
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	mrand "math/rand/v2"
+	"net/netip"
+	"strconv"
+	"syscall"
+
+	"github.com/railhop/railhop/internal/config"
+	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/handshake"
+	"github.com/railhop/railhop/internal/path/pxn"
+	"github.com/railhop/railhop/internal/path/rdma"
+	"github.com/railhop/railhop/internal/plan"
+	"github.com/railhop/railhop/internal/relay"
+	"github.com/railhop/railhop/internal/segment"
+	"github.com/railhop/railhop/internal/wire"
+	"github.com/railhop/railhop/internal/xfer"
+)
+
+type gpuInfo = gpu.Info
+
+// gpuInfos lists the visible GPUs; none if there is no provider.
+func (h *host) gpuInfos() ([]gpu.Info, error) {
+	if h.gpus == nil {
+		return nil, nil
+	}
+	infos, err := h.gpus.Devices()
+	if err != nil {
+		return nil, fmt.Errorf("railhop: list GPUs: %w", err)
+	}
+	return infos, nil
+}
+
+// location is how a GPU's memory is called in descriptors.
+func location(ordinal int) string { return "cuda:" + strconv.Itoa(ordinal) }
+
+// remoteDialer asks peers.
+type remoteDialer struct{ *handshake.Dialer }
+
+// fence asks a target to close a relay's queue pairs. A target that refuses the
+// connection has no engine any more: it closed its queue pairs before it closed
+// its port.
+func (d remoteDialer) fence(ctx context.Context, session string, epoch uint64) error {
+	var nonce [8]byte
+	rand.Read(nonce[:])
+	_, err := d.Fence(ctx, session, wire.FenceRequest{Epoch: epoch, Nonce: hex.EncodeToString(nonce[:])})
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return nil
+	}
+	return err
+}
+
+// fence implements the relayed way's fence.
+func (e *Engine) fence(ctx context.Context, session string, epoch uint64) error {
+	return e.dialer.fence(ctx, session, epoch)
+}
+
+// fenceAsked answers a peer's fence.
+func (e *Engine) fenceAsked(ctx context.Context, q wire.FenceRequest) wire.FenceReply {
+	closed, err := e.acceptor.Fence(ctx, q.Epoch)
+	reply := wire.FenceReply{Epoch: q.Epoch, Nonce: q.Nonce, Closed: closed}
+	if err != nil {
+		reply.Error = err.Error()
+	}
+	e.log.Info("fenced a relay", "epoch", fmt.Sprintf("%016x", q.Epoch), "queue_pairs", closed, "err", err)
+	return reply
+}
+
+// localMemory is what the direct way knows of our memory. It belongs to the pump.
+type localMemory struct {
+	local  *segment.Local
+	cursor segment.Cursor
+	pieces []segment.Piece
+}
+
+// Find implements [rdma.Local].
+func (m *localMemory) Find(addr uint64) (rdma.Region, error) {
+	var err error
+	m.pieces, err = m.local.Cover(&m.cursor, m.pieces[:0], addr, 1)
+	if err != nil {
+		return rdma.Region{}, err
+	}
+	p := m.pieces[0]
+	return rdma.Region{Addr: p.Chunk.Addr, Length: p.Chunk.Length, Location: p.Buffer.Location, LKeys: p.Chunk.LKey}, nil
+}
+
+// target is an opened segment as the pump uses it.
+type target struct {
+	engine *Engine
+	remote *segment.Remote
+	relay  *pxn.Target
+	named  railNames
+}
+
+// railNames are the rails of a descriptor's devices.
+type railNames struct {
+	desc  *segment.Desc
+	rails []string
+	rule  plan.Rule
+}
+
+// of returns the rails of d's devices, worked out once for each descriptor.
+func (n *railNames) of(rails *plan.Rails, d *segment.Desc) []string {
+	if n.desc != d {
+		n.desc = d
+		n.rails, n.rule = rails.Target(targetNICs(d))
+	}
+	return n.rails
+}
+
+func targetNICs(d *segment.Desc) []plan.NIC {
+	nics := make([]plan.NIC, len(d.Devices))
+	for i, dev := range d.Devices {
+		nics[i] = plan.NIC{Device: dev.Name, GID: netip.AddrFrom16(d.GID(i))}
+	}
+	return nics
+}
+
+// target returns the pump's view of a segment, or nil.
+func (e *Engine) target(id xfer.SegmentID) *target {
+	i := int(id)
+	if uint64(id) < uint64(len(e.targets)) && e.targets[i] != nil {
+		return e.targets[i]
+	}
+	r := e.cache.Get(id)
+	if r == nil {
+		return nil
+	}
+	t := &target{engine: e, remote: r}
+	d := r.Desc()
+	t.relay = &pxn.Target{Session: []byte(d.Name), Fences: d.FenceVersion >= 1, Ref: t}
+	for len(e.targets) <= i {
+		e.targets = append(e.targets, nil)
+	}
+	e.targets[i] = t
+	return t
+}
+
+// Name implements [rdma.Target].
+func (t *target) Name() string { return t.remote.Name }
+
+// End implements [rdma.Target].
+func (t *target) End(addr uint64) (uint64, error) {
+	d := t.remote.Desc()
+	c, err := d.Select(addr, 1, 0, "", 0)
+	if err != nil {
+		return 0, err
+	}
+	return c.BufferEnd, nil
+}
+
+// Select implements [rdma.Target]. Of the preferred devices one on our own rail
+// comes first.
+func (t *target) Select(addr, length uint64, retry int) (rdma.Choice, error) {
+	d := t.remote.Desc()
+	hint := ""
+	if own := t.engine.ownRails(); retry == 0 && len(own) == 1 {
+		devices, preferred, err := d.Candidates(addr, length)
+		if err != nil {
+			return rdma.Choice{}, err
+		}
+		rails := t.named.of(t.engine.rails, d)
+		for _, n := range devices[:preferred] {
+			if rails[n] == own[0] {
+				hint = d.Devices[n].Name
+				break
+			}
+		}
+	}
+	c, err := d.Select(addr, length, retry, hint, mrand.Uint64())
+	if err != nil {
+		return rdma.Choice{}, err
+	}
+	return rdma.Choice{NICPath: c.NICPath, RKey: c.RKey}, nil
+}
+
+// Devices implements [rdma.Target].
+func (t *target) Devices() int { return len(t.remote.Desc().Devices) }
+
+// Refetch implements [rdma.Target].
+func (t *target) Refetch(ctx context.Context) error {
+	_, err := t.remote.Refetch(ctx, t.remote.Desc())
+	return err
+}
+
+// ownRails are the rails that need no relay.
+func (e *Engine) ownRails() []string {
+	if r := e.rank.Load(); r != nil {
+		return r.rails
+	}
+	return e.own
+}
+
+// routes finds the targets of other ranks' pieces.
+type routes struct {
+	cache *segment.Cache
+	rails *plan.Rails
+}
+
+func newRoutes(d remoteDialer, h *host, env config.Env, nics []plan.NIC) *routes {
+	return &routes{
+		cache: segment.NewCache(segment.CacheOptions{Source: d, Logger: h.log}),
+		rails: plan.NewRails(env.PXN.RailMap, nics),
+	}
+}
+
+// find implements [relay.Options].FindRoute.
+func (r *routes) find(ctx context.Context, session string, fresh bool) (relay.Route, error) {
+	remote, err := r.cache.Open(ctx, session)
+	if err != nil {
+		return nil, err
+	}
+	if fresh {
+		if _, err := remote.Refetch(ctx, remote.Desc()); err != nil {
+			return nil, err
+		}
+	}
+	rt := &route{remote: remote, rails: r.rails}
+	rt.onRail = func(device int) bool { return rt.names[device] == rt.want }
+	return rt, nil
+}
+
+// route is one such target. It belongs to the pump, once found.
+type route struct {
+	remote *segment.Remote
+	rails  *plan.Rails
+	named  railNames
+	names  []string
+	want   string
+	onRail func(device int) bool
+}
+
+// Pick implements [relay.Route].
+func (r *route) Pick(addr, length uint64, rail string) (path string, rkey uint32, end uint64, err error) {
+	d := r.remote.Desc()
+	r.names, r.want = r.named.of(r.rails, d), rail
+	c, err := d.SelectOnRail(addr, length, r.onRail)
+	return c.NICPath, c.RKey, c.BufferEnd, err
+}
+
+// Fences implements [relay.Route].
+func (r *route) Fences() bool { return r.remote.Desc().FenceVersion >= 1 }
