@@ -28,6 +28,7 @@ const (
 	NewStream    = "new-stream"
 	NewEvent     = "new-event"
 	RecordCaller = "record-caller"
+	SyncCaller   = "sync-caller"
 	CopyIn       = "copy-in"
 	CopyOut      = "copy-out"
 	Wait         = "wait"
@@ -201,6 +202,10 @@ func (d *Device) NewEvent() (gpu.Event, error) {
 
 func (d *Device) RecordCaller(stream uint64, e gpu.Event) error {
 	return d.p.do(RecordCaller, func() error { return d.Device.RecordCaller(stream, e) })
+}
+
+func (d *Device) SyncCaller(stream uint64) error {
+	return d.p.do(SyncCaller, func() error { return d.Device.SyncCaller(stream) })
 }
 
 func (d *Device) CopyIn(dst uint64, src []byte) error {

@@ -72,6 +72,7 @@ func operations(t *testing.T, d gpu.Device) map[string]error {
 	_, err = d.NewEvent()
 	errs[gpufault.NewEvent] = err
 	errs[gpufault.RecordCaller] = d.RecordCaller(0, e)
+	errs[gpufault.SyncCaller] = d.SyncCaller(0)
 	errs[gpufault.CopyIn] = d.CopyIn(addr, []byte{1})
 	errs[gpufault.CopyOut] = d.CopyOut([]byte{1}, addr)
 	stream.Close()
@@ -81,7 +82,7 @@ func operations(t *testing.T, d gpu.Device) map[string]error {
 func TestEachOperationCanFail(t *testing.T) {
 	for _, op := range []string{
 		gpufault.Alloc, gpufault.Free, gpufault.Export, gpufault.Import, gpufault.CloseImport, gpufault.MapHost,
-		gpufault.NewStream, gpufault.NewEvent, gpufault.RecordCaller, gpufault.CopyIn, gpufault.CopyOut,
+		gpufault.NewStream, gpufault.NewEvent, gpufault.RecordCaller, gpufault.SyncCaller, gpufault.CopyIn, gpufault.CopyOut,
 		gpufault.Wait, gpufault.Copy, gpufault.Write64, gpufault.Record,
 	} {
 		t.Run(op, func(t *testing.T) {

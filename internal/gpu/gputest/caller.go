@@ -15,6 +15,7 @@ func testCaller(t *testing.T, setup Setup) {
 		r := setup.open(t)
 		s, e := r.stream(), r.event()
 		r.must(r.d.RecordCaller(0, e))
+		r.must(r.d.SyncCaller(0))
 		r.done(e)
 		r.must(s.Wait(e))
 		r.drain(s)
@@ -43,6 +44,23 @@ func testCaller(t *testing.T, setup Setup) {
 			t.Errorf("Done = %v, %v, want true", done, err)
 		}
 	})
+	t.Run("sync", func(t *testing.T) {
+		if setup.Caller == nil {
+			t.Skip("the setup has no caller's stream")
+		}
+		r := setup.open(t)
+		handle, theirs, err := setup.Caller(r.d)
+		r.must(err)
+		defer theirs.Close()
+		const size = 8 << 20
+		src, dst := r.alloc(size), r.alloc(size)
+		for seed := range uint64(5) {
+			r.fill(src, size, seed)
+			r.must(theirs.Copy([]gpu.Copy{{Dst: dst, Src: src, Length: size}}))
+			r.must(r.d.SyncCaller(handle))
+			r.check(dst, size, seed)
+		}
+	})
 	t.Run("capturing", func(t *testing.T) {
 		if setup.Capturing == nil {
 			t.Skip("the setup has no capturing stream")
@@ -54,6 +72,9 @@ func testCaller(t *testing.T, setup Setup) {
 		e := r.event()
 		if err := r.d.RecordCaller(handle, e); !errors.Is(err, gpu.ErrCapturing) {
 			t.Errorf("RecordCaller: err = %v, want %v", err, gpu.ErrCapturing)
+		}
+		if err := r.d.SyncCaller(handle); !errors.Is(err, gpu.ErrCapturing) {
+			t.Errorf("SyncCaller: err = %v, want %v", err, gpu.ErrCapturing)
 		}
 		if done, err := e.Done(); !done || err != nil {
 			t.Errorf("Done = %v, %v, want true: nothing was recorded", done, err)

@@ -2,7 +2,6 @@ package softgpu
 
 import (
 	"fmt"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -65,8 +64,9 @@ func (h *Device) RecordCaller(stream uint64, e gpu.Event) error {
 	return s.Record(ev)
 }
 
-// SyncCaller waits until the stream with that handle is idle; with handle 0, the
-// default stream of the calling OS thread.
+// SyncCaller waits until all that the stream with that handle was given has run;
+// with handle 0, the default stream of the calling OS thread. It returns the
+// stream's first failure, after the wait.
 func (h *Device) SyncCaller(stream uint64) error {
 	if err := h.check("sync caller"); err != nil {
 		return err
@@ -75,12 +75,17 @@ func (h *Device) SyncCaller(stream uint64) error {
 	if err != nil || s == nil {
 		return err
 	}
-	for {
-		if idle, err := s.Idle(); idle || err != nil {
-			return err
-		}
-		time.Sleep(20 * time.Microsecond)
+	if s.capturing.Load() {
+		return fmt.Errorf("softgpu: sync caller: %w", gpu.ErrCapturing)
 	}
+	s.mu.Lock()
+	given := s.given
+	s.mu.Unlock()
+	s.await(given)
+	if err := s.failed(); err != nil {
+		return fmt.Errorf("softgpu: sync caller: %w", err)
+	}
+	return nil
 }
 
 func (d *device) caller(handle uint64) (*Stream, error) {

@@ -109,6 +109,7 @@ func (h *Device) MapHost(mem []byte) (offset uint64, unmap func() error, err err
 			return fmt.Errorf("softgpu: unmap host memory at %#x: %w", r.base, gpu.ErrClosed)
 		}
 		r.drain()
+		r.mem = nil // not ours to look at any more
 		h.d.hostMaps.Add(-1)
 		return nil
 	}

@@ -188,9 +188,11 @@ func TestCallerStreams(t *testing.T) {
 	must(t, err)
 	must(t, d.RecordCaller(handle, e))
 	must(t, wait(e))
+	must(t, d.SyncCaller(0))
 	s.SetCapturing(true)
 	for what, err := range map[string]error{
 		"RecordCaller": d.RecordCaller(handle, e),
+		"SyncCaller":   d.SyncCaller(handle),
 		"Copy":         s.Copy([]gpu.Copy{{Dst: a, Src: a + 8, Length: 8}}),
 	} {
 		if !errors.Is(err, gpu.ErrCapturing) {
@@ -202,6 +204,37 @@ func TestCallerStreams(t *testing.T) {
 	must(t, s.Close())
 	if err := d.RecordCaller(handle, e); err == nil {
 		t.Error("RecordCaller on a closed stream: want an error")
+	}
+	if err := d.SyncCaller(handle); err == nil {
+		t.Error("SyncCaller on a closed stream: want an error")
+	}
+}
+
+func TestSyncCallerWaits(t *testing.T) {
+	_, d := open(t, Options{})
+	a := alloc(t, d, 4096)
+	handle, s, err := d.NewUserStream()
+	must(t, err)
+	defer s.Close()
+	release := hold(d)
+	must(t, s.Copy([]gpu.Copy{{Dst: a, Src: a + 8, Length: 8}}))
+	bad := s.Copy([]gpu.Copy{{Dst: a, Src: 8, Length: 8}})
+	synced := make(chan error)
+	go func() { synced <- d.SyncCaller(handle) }()
+	for s.waiters.Load() == 0 {
+		select {
+		case err := <-synced:
+			t.Fatalf("SyncCaller returned (%v) under a copy", err)
+		default:
+			runtime.Gosched()
+		}
+	}
+	release()
+	if err := <-synced; err == nil || !errors.Is(err, bad) {
+		t.Errorf("SyncCaller = %v, want %v", err, bad)
+	}
+	if idle, _ := s.Idle(); !idle {
+		t.Error("the stream is not idle after SyncCaller")
 	}
 }
 
@@ -254,6 +287,7 @@ func TestFail(t *testing.T) {
 	_, _, err = d.MapHost(mem)
 	fatal("MapHost", err)
 	fatal("RecordCaller", d.RecordCaller(0, e))
+	fatal("SyncCaller", d.SyncCaller(0))
 	fatal("CopyIn", d.CopyIn(addr, []byte{1}))
 	fatal("CopyOut", d.CopyOut([]byte{1}, addr))
 	if mem[0] != 0 {

@@ -102,7 +102,9 @@ func (s *Stream) do(o *op, spans []gpu.Copy) (err error) {
 			if err := s.d.fatalErr(); err != nil {
 				return err
 			}
-			move(spans[i])
+			if spans[i].Length > 0 { // an empty one's addresses were not checked
+				move(spans[i])
+			}
 		}
 	case opWrite:
 		if hook := s.d.writeHook.Load(); hook != nil {

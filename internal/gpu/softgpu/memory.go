@@ -112,7 +112,9 @@ func (h *Device) Free(addr uint64) error {
 
 func (r *region) unmap() error {
 	r.drain()
-	return unix.Munmap(r.mem)
+	err := unix.Munmap(r.mem)
+	r.mem = nil // the addresses may become the Go heap's
+	return err
 }
 
 // Export returns a handle that is good while the allocation and this process live.

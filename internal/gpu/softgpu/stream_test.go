@@ -287,6 +287,21 @@ func TestNothingIsAllocated(t *testing.T) {
 	}
 }
 
+func TestEmptySpans(t *testing.T) {
+	_, d := open(t, Options{})
+	a := alloc(t, d, 4096)
+	must(t, d.CopyIn(a, []byte("xy")))
+	s := stream(t, d)
+	must(t, s.Copy([]gpu.Copy{{}, {Dst: a + 2, Src: a, Length: 2}, {Dst: 3, Src: ^uint64(0)}}))
+	s.Close()
+	must(t, s.failed())
+	got := make([]byte, 4)
+	must(t, d.CopyOut(got, a))
+	if string(got) != "xyxy" {
+		t.Errorf("memory = %q, want xyxy", got)
+	}
+}
+
 // A queue that is held grows, and loses nothing.
 func TestQueueGrows(t *testing.T) {
 	_, d := open(t, Options{})
