@@ -69,10 +69,15 @@ type Local struct {
 	opts  LocalOptions
 	table atomic.Pointer[table]
 
-	mu      sync.Mutex
-	buffers []*Buffer                  // all reserved and published ones, by address
-	devices []deviceState              // as opts.Devices
 	current atomic.Pointer[descriptor] // nil when out of date; stored under mu
+
+	mu      sync.Mutex
+	buffers []*Buffer     // all reserved and published ones, by address
+	devices []deviceState // as opts.Devices
+	order   []int         // the active devices, as they stand in the descriptor
+	// What the published buffers take in the descriptor.
+	bufferCount, bufferBytes int
+	scratch                  []byte
 }
 
 type deviceState struct {
@@ -102,6 +107,7 @@ func NewLocal(opts LocalOptions) (*Local, error) {
 			}
 		}
 	}
+	l.recount()
 	l.table.Store(&table{priorities: l.priorities()})
 	return l, nil
 }
@@ -139,6 +145,7 @@ func (l *Local) SetActive(device int, active bool) {
 		return
 	}
 	l.devices[device].active = active
+	l.recount()
 	t := *l.table.Load()
 	t.priorities = l.priorities()
 	l.replace(&t)
@@ -249,6 +256,7 @@ func (l *Local) Publish(bufs ...*Buffer) {
 	for _, b := range bufs {
 		if b.state == reserved {
 			b.state = published
+			l.count(b, true)
 			added = append(added, b)
 		}
 	}
@@ -273,10 +281,11 @@ func (l *Local) Withdraw(addrs ...uint64) ([]*Buffer, error) {
 			continue
 		}
 		l.buffers[i].state = reserved
+		l.count(l.buffers[i], false)
 		found = append(found, l.buffers[i])
 	}
 	if len(found) > 0 {
-		l.replace(l.table.Load().without())
+		l.replace(l.table.Load().without(found))
 	}
 	return found, errors.Join(missing...)
 }

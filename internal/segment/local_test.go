@@ -379,6 +379,45 @@ func TestEncodedIsCached(t *testing.T) {
 	}
 }
 
+// The size that is counted is the size that is sent, whatever happened before.
+func TestCheckLength(t *testing.T) {
+	for _, protocol := range []string{wire.ProtocolRDMA, wire.ProtocolTCP} {
+		opts := twoNICs()
+		opts.Protocol, opts.MaxMR = protocol, 0x800
+		l := newLocal(t, opts)
+		check := func(step string) {
+			t.Helper()
+			n := wire.FrameLength(l.Encoded())
+			if err := l.CheckLength(n); err != nil {
+				t.Errorf("%s, %s: %v", protocol, step, err)
+			}
+			var fe *wire.FrameError
+			if err := l.CheckLength(n - 1); !errors.As(err, &fe) || fe.Length != n || !strings.Contains(err.Error(), "MC_HANDSHAKE_MAX_LENGTH") {
+				t.Errorf("%s, %s: one byte less: %v, want a FrameError of %d bytes", protocol, step, err, n)
+			}
+		}
+		check("empty")
+		add(t, l, 0x1000, 0x1000, "cpu:0")
+		check("one")
+		add(t, l, 0x7fff00000000, 0x1801, "a \"quoted\" \u00e9")
+		add(t, l, 0, 0x10, "cpu:0")
+		check("three")
+		l.SetActive(0, false)
+		check("device off")
+		if _, err := l.Withdraw(0x1000); err != nil {
+			t.Fatal(err)
+		}
+		check("withdrawn")
+		l.SetActive(0, true)
+		l.SetAddress(0, 65535, gid(200))
+		check("device on")
+		if _, err := l.Withdraw(0x7fff00000000, 0); err != nil {
+			t.Fatal(err)
+		}
+		check("empty again")
+	}
+}
+
 func TestEncodedTCP(t *testing.T) {
 	l := newLocal(t, LocalOptions{
 		Name: "h:1", Protocol: wire.ProtocolTCP, TCPDataPort: 2, TCPProtoVersion: 2, MaxMR: 4,
@@ -482,6 +521,25 @@ func TestLocalLookupDoesNotAllocate(t *testing.T) {
 		}
 	}); n != 0 {
 		t.Errorf("%v allocations a lookup, want 0", n)
+	}
+}
+
+// One registration beside 15,000 others, with the check of the descriptor's length.
+func BenchmarkRegister(b *testing.B) {
+	l := newLocal(b, twoNICs())
+	for i := range uint64(15000) {
+		add(b, l, 0x100000+i*0x2000, 0x1000, "cpu:0")
+	}
+	for b.Loop() {
+		add(b, l, 0x100000+7777*0x2000+0x1000, 0x1000, "cpu:0")
+		if err := l.CheckLength(64 << 20); err != nil {
+			b.Fatal(err)
+		}
+		bufs, err := l.Withdraw(0x100000 + 7777*0x2000 + 0x1000)
+		if err != nil {
+			b.Fatal(err)
+		}
+		l.Free(bufs...)
 	}
 }
 

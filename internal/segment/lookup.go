@@ -1,9 +1,6 @@
 package segment
 
-import (
-	"cmp"
-	"slices"
-)
+import "slices"
 
 // table is a snapshot of all published chunks, by address. Starts is apart, so that
 // a search touches little memory.
@@ -21,39 +18,38 @@ type tableChunk struct {
 
 // with returns a table that has bufs too.
 func (t *table) with(bufs []*Buffer) *table {
-	var added []tableChunk
-	for _, b := range bufs {
+	return t.splice(bufs, func(out *table, b *Buffer) (replaced int) {
 		for i := range b.Chunks {
 			c := &b.Chunks[i]
-			added = append(added, tableChunk{end: c.Addr + c.Length, buffer: b, chunk: c})
+			out.starts = append(out.starts, c.Addr)
+			out.chunks = append(out.chunks, tableChunk{end: c.Addr + c.Length, buffer: b, chunk: c})
 		}
-	}
-	slices.SortFunc(added, func(a, b tableChunk) int { return cmp.Compare(a.end, b.end) })
-	n := len(t.chunks) + len(added)
-	out := &table{starts: make([]uint64, 0, n), chunks: make([]tableChunk, 0, n), priorities: t.priorities}
-	old := t.chunks
-	for len(old)+len(added) > 0 {
-		from := &old
-		if len(old) == 0 || len(added) > 0 && added[0].end < old[0].end {
-			from = &added
-		}
-		c := (*from)[0]
-		*from = (*from)[1:]
-		out.starts = append(out.starts, c.chunk.Addr)
-		out.chunks = append(out.chunks, c)
-	}
-	return out
+		return 0
+	})
 }
 
-// without returns a table that lacks the buffers that are published no more.
-func (t *table) without() *table {
-	out := &table{starts: make([]uint64, 0, len(t.starts)), chunks: make([]tableChunk, 0, len(t.chunks)), priorities: t.priorities}
-	for _, c := range t.chunks {
-		if c.buffer.state == published {
-			out.starts = append(out.starts, c.chunk.Addr)
-			out.chunks = append(out.chunks, c)
-		}
+// without returns a table that lacks bufs, which t has.
+func (t *table) without(bufs []*Buffer) *table {
+	return t.splice(bufs, func(_ *table, b *Buffer) (replaced int) { return len(b.Chunks) })
+}
+
+// splice copies t, and at the place of each of bufs lets edit append to the copy and
+// say how many chunks of t not to copy there.
+func (t *table) splice(bufs []*Buffer, edit func(out *table, b *Buffer) (replaced int)) *table {
+	n := len(t.chunks)
+	for _, b := range bufs {
+		n += len(b.Chunks)
 	}
+	out := &table{starts: make([]uint64, 0, n), chunks: make([]tableChunk, 0, n), priorities: t.priorities}
+	from := 0
+	for _, b := range slices.SortedFunc(slices.Values(bufs), byAddr) {
+		at, _ := slices.BinarySearch(t.starts, b.Addr)
+		out.starts = append(out.starts, t.starts[from:at]...)
+		out.chunks = append(out.chunks, t.chunks[from:at]...)
+		from = at + edit(out, b)
+	}
+	out.starts = append(out.starts, t.starts[from:]...)
+	out.chunks = append(out.chunks, t.chunks[from:]...)
 	return out
 }
 

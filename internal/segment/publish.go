@@ -2,22 +2,60 @@ package segment
 
 import (
 	"slices"
+	"sync"
 
 	"github.com/railhop/railhop/internal/wire"
 )
 
-// descriptor is what peers are told, in three forms.
+// descriptor is what peers are told.
 type descriptor struct {
-	desc *Desc
 	text []byte
+	desc func() *Desc // indexed when first asked for
 }
 
-// Encoded returns the descriptor as peers fetch it. It must not be changed. Use
-// [wire.CheckLength] to see whether peers can read it.
+// Encoded returns the descriptor as peers fetch it. It must not be changed.
 func (l *Local) Encoded() []byte { return l.descriptor().text }
 
 // Desc returns the descriptor as a peer would see it.
-func (l *Local) Desc() *Desc { return l.descriptor().desc }
+func (l *Local) Desc() *Desc { return l.descriptor().desc() }
+
+// CheckLength fails with a [*wire.FrameError] if peers with this limit would refuse
+// the descriptor. It is cheap enough to be asked after each registration.
+func (l *Local) CheckLength(limit uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return wire.CheckSize(l.size(), limit)
+}
+
+// size is the length of the encoded descriptor.
+func (l *Local) size() int {
+	commas := max(l.bufferCount-1, 0)
+	return len(wire.AppendSegmentDesc(nil, l.describeDevices())) + l.bufferBytes + commas
+}
+
+// count adds b's part of the descriptor to what [Local.size] knows, or takes it away.
+func (l *Local) count(b *Buffer, add bool) {
+	sign := 1
+	if !add {
+		sign = -1
+	}
+	for _, wb := range l.describeBuffer(b) {
+		l.scratch = wire.AppendBuffer(l.scratch[:0], &wb, l.opts.Protocol != wire.ProtocolTCP)
+		l.bufferCount += sign
+		l.bufferBytes += sign * len(l.scratch)
+	}
+}
+
+// recount starts the count anew, after a change of the devices.
+func (l *Local) recount() {
+	l.order = l.publishedOrder(l.activeMatrix())
+	l.bufferCount, l.bufferBytes = 0, 0
+	for _, b := range l.buffers {
+		if b.state == published {
+			l.count(b, true)
+		}
+	}
+}
 
 func (l *Local) descriptor() *descriptor {
 	if d := l.current.Load(); d != nil {
@@ -28,15 +66,24 @@ func (l *Local) descriptor() *descriptor {
 	if d := l.current.Load(); d != nil {
 		return d
 	}
-	w := l.describe()
-	d := &descriptor{desc: NewDesc(w), text: wire.AppendSegmentDesc(nil, w)}
+	w := l.describeDevices()
+	for _, b := range l.buffers {
+		if b.state == published {
+			w.Buffers = append(w.Buffers, l.describeBuffer(b)...)
+		}
+	}
+	d := &descriptor{
+		text: wire.AppendSegmentDesc(nil, w),
+		desc: sync.OnceValue(func() *Desc { return NewDesc(w) }),
+	}
 	l.current.Store(d)
 	return d
 }
 
-// describe builds the descriptor. Readers number the devices by walking the matrix,
-// so devices and keys are put in that order; see [wire.DeviceOrder].
-func (l *Local) describe() *wire.SegmentDesc {
+// describeDevices builds the descriptor, without buffers. Readers number the devices
+// by walking the matrix, so devices and keys are put in that order; see
+// [wire.DeviceOrder].
+func (l *Local) describeDevices() *wire.SegmentDesc {
 	d := &wire.SegmentDesc{
 		Name:            l.opts.Name,
 		Protocol:        l.opts.Protocol,
@@ -46,38 +93,37 @@ func (l *Local) describe() *wire.SegmentDesc {
 		RDMAServerName:  l.opts.RDMAServerName,
 		FenceVersion:    l.opts.FenceVersion,
 	}
-	if d.Protocol == wire.ProtocolTCP {
-		for _, b := range l.buffers {
-			if b.state == published && b.Addr != 0 {
-				d.Buffers = append(d.Buffers, wire.Buffer{Name: l.opts.Name, Addr: b.Addr, Length: b.Length})
-			}
-		}
-		return d
-	}
-	d.PriorityMatrix = l.activeMatrix()
-	order := l.publishedOrder(d.PriorityMatrix)
-	for _, i := range order {
-		d.Devices = append(d.Devices, l.devices[i].Device)
-	}
-	for _, b := range l.buffers {
-		// Readers refuse a descriptor with a buffer at address 0.
-		if b.state != published || b.Addr == 0 {
-			continue
-		}
-		name := b.Location
-		if name == "" {
-			name = wildcard
-		}
-		for i := range b.Chunks {
-			c := &b.Chunks[i]
-			wb := wire.Buffer{Name: name, Addr: c.Addr, Length: c.Length, LKey: inOrder(c.LKey, order)}
-			if b.RemoteAccess {
-				wb.RKey = inOrder(c.RKey, order)
-			}
-			d.Buffers = append(d.Buffers, wb)
+	if d.Protocol != wire.ProtocolTCP {
+		d.PriorityMatrix = l.activeMatrix()
+		for _, i := range l.order {
+			d.Devices = append(d.Devices, l.devices[i].Device)
 		}
 	}
 	return d
+}
+
+// describeBuffer returns b's entries in the descriptor: one a chunk, or one for TCP,
+// or none for address 0, since readers refuse the whole descriptor for it.
+func (l *Local) describeBuffer(b *Buffer) []wire.Buffer {
+	if b.Addr == 0 {
+		return nil
+	}
+	if l.opts.Protocol == wire.ProtocolTCP {
+		return []wire.Buffer{{Name: l.opts.Name, Addr: b.Addr, Length: b.Length}}
+	}
+	name := b.Location
+	if name == "" {
+		name = wildcard
+	}
+	all := make([]wire.Buffer, len(b.Chunks))
+	for i := range b.Chunks {
+		c := &b.Chunks[i]
+		all[i] = wire.Buffer{Name: name, Addr: c.Addr, Length: c.Length, LKey: inOrder(c.LKey, l.order)}
+		if b.RemoteAccess {
+			all[i].RKey = inOrder(c.RKey, l.order)
+		}
+	}
+	return all
 }
 
 // activeMatrix returns the matrix without inactive devices, and without locations

@@ -63,9 +63,12 @@ func FrameLength(body []byte) uint64 { return 1 + uint64(len(body)) }
 
 // CheckLength fails with a [*FrameError] if a reader with this limit would refuse
 // the body: whoever publishes a descriptor finds out before it is sent.
-func CheckLength(body []byte, limit uint64) error {
-	if n := FrameLength(body); n > limit {
-		return &FrameError{Problem: FrameTooLong, Length: n, Limit: limit}
+func CheckLength(body []byte, limit uint64) error { return CheckSize(len(body), limit) }
+
+// CheckSize is [CheckLength] for a body of n bytes.
+func CheckSize(n int, limit uint64) error {
+	if length := 1 + uint64(n); length > limit {
+		return &FrameError{Problem: FrameTooLong, Length: length, Limit: limit}
 	}
 	return nil
 }

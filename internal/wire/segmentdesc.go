@@ -23,7 +23,7 @@ func AppendSegmentDesc(dst []byte, d *SegmentDesc) []byte {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		dst = appendBuffer(dst, &d.Buffers[i], rdma)
+		dst = AppendBuffer(dst, &d.Buffers[i], rdma)
 	}
 	dst = append(dst, ']')
 	if rdma {
@@ -68,18 +68,20 @@ func AppendSegmentDesc(dst []byte, d *SegmentDesc) []byte {
 	return append(dst, "}\n"...)
 }
 
-func appendBuffer(dst []byte, b *Buffer, rdma bool) []byte {
+// AppendBuffer appends the JSON of one of a descriptor's buffers. Only with keys
+// does it have them.
+func AppendBuffer(dst []byte, b *Buffer, keys bool) []byte {
 	dst = append(dst, `{"addr":`...)
 	dst = strconv.AppendUint(dst, b.Addr, 10)
 	dst = append(dst, `,"length":`...)
 	dst = strconv.AppendUint(dst, b.Length, 10)
-	if rdma {
+	if keys {
 		dst = append(dst, `,"lkey":`...)
 		dst = appendUint32s(dst, b.LKey)
 	}
 	dst = append(dst, `,"name":`...)
 	dst = appendString(dst, b.Name)
-	if rdma {
+	if keys {
 		dst = append(dst, `,"rkey":`...)
 		dst = appendUint32s(dst, b.RKey)
 	}
