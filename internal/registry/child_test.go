@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/railhop/railhop/internal/proc"
+	"github.com/railhop/railhop/internal/shm"
 	"github.com/railhop/railhop/internal/shmabi"
 )
 
@@ -26,7 +27,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 3 && os.Args[1] == "child" {
 		roles := map[string]func(root string, args []string) error{
 			"rank": childRank, "forking": childForking, "wait": childWait,
-			"claimer": childClaimer, "half": childHalfClaim,
+			"claimer": childClaimer, "half": childHalfClaim, "full": childFull,
 		}
 		if err := roles[os.Args[2]](os.Args[3], os.Args[4:]); err != nil {
 			fmt.Println("error:", err)
@@ -213,12 +214,80 @@ func childHalfClaim(root string, _ []string) error {
 	return unix.Pause()
 }
 
+// childFull publishes on a file system with 4 KiB free, claims on one with none,
+// and opens a group on one that is read-only, in mounts of its own. It prints
+// the errors.
+func childFull(root string, _ []string) error {
+	if unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") != nil ||
+		unix.Mount("tmpfs", root, "tmpfs", 0, "size=64m") != nil {
+		fmt.Println("skip")
+		return nil
+	}
+	r, err := Open(Options{Root: root, Group: group})
+	if err != nil {
+		return err
+	}
+	them, err := Open(Options{Root: root, Group: group, Processes: stranger{}})
+	if err != nil {
+		return err
+	}
+	e, err := them.Publish(EntryOptions{Rails: []string{"a"}, SlotSize: 1 << 20})
+	if err != nil {
+		return err
+	}
+	fill, err := os.Create(root + "/fill")
+	if err != nil {
+		return err
+	}
+	var st unix.Statfs_t
+	full := func(spare int64) error {
+		size, err := fill.Seek(0, io.SeekEnd)
+		if err == nil {
+			err = unix.Statfs(root, &st)
+		}
+		if free := int64(st.Bavail)*st.Bsize - spare; err == nil && free > 0 {
+			err = unix.Fallocate(int(fill.Fd()), 0, size, free)
+		}
+		return err
+	}
+	if err := full(4096); err != nil {
+		return err
+	}
+	if e, err := r.Publish(EntryOptions{Rails: []string{"b"}, SlotSize: 1 << 20}); !errors.Is(err, shm.ErrNoSpace) {
+		return fmt.Errorf("publish: %v, %w", e, err)
+	} else {
+		fmt.Println(err)
+	}
+	if err := full(0); err != nil {
+		return err
+	}
+	peers, _, err := r.Scan()
+	if err != nil || len(peers) != 1 {
+		return fmt.Errorf("scan: %v, %w", peers, err)
+	}
+	if lane, err := peers[0].Claim(shmabi.Identity{PID: 1}, 1); !errors.Is(err, shm.ErrNoSpace) {
+		return fmt.Errorf("claim: %d, %w", lane, err)
+	} else {
+		fmt.Println(err)
+	}
+	if s := e.Block().Lanes[0].Header.State.Load(); s != shmabi.LaneFree {
+		return fmt.Errorf("the lane is in state %d", s)
+	}
+	if err := unix.Mount("tmpfs", root, "tmpfs", unix.MS_RDONLY, ""); err != nil {
+		return err
+	}
+	_, err = Open(Options{Root: root, Group: group})
+	fmt.Println(err)
+	return nil
+}
+
 // stranger makes this process look like another one that lives, its parent, so
 // that two ranks fit into one test. A namespace other than 0 is shown instead
 // of the real one.
 type stranger struct {
 	proc.FS
 	namespace uint64
+	boot      uint64 // likewise
 }
 
 func (s stranger) Self() (proc.Self, error) {
@@ -230,6 +299,9 @@ func (s stranger) Self() (proc.Self, error) {
 	self.PID, self.StartTicks = int32(os.Getppid()), st.StartTicks
 	if s.namespace != 0 {
 		self.PIDNamespace = s.namespace
+	}
+	if s.boot != 0 {
+		self.BootIDHash = s.boot
 	}
 	return self, err
 }

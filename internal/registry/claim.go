@@ -66,7 +66,7 @@ func (p *Peer) claimLocked(sender shmabi.Identity, epoch uint64) (int, error) {
 	if free < 0 {
 		return 0, fmt.Errorf("%w: %s", ErrNoLane, p.name)
 	}
-	if err := reserve(p.file, shmabi.LaneOffset(free), shmabi.LaneBytes); err != nil {
+	if err := p.file.Reserve(shm.Pages(shmabi.LaneOffset(free), shmabi.LaneBytes)); err != nil {
 		return 0, fmt.Errorf("registry: claim lane %d of %s: %w", free, p.name, err)
 	}
 	h := &p.block.Lanes[free].Header

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -85,10 +84,7 @@ func (r *Registry) makeEntry() (*Entry, error) {
 	}
 	err = e.file.LockLiveness()
 	if err == nil {
-		err = reserve(e.file, 0, shmabi.HeaderBytes)
-	}
-	for i := 0; i < shmabi.Lanes && err == nil; i++ {
-		err = reserve(e.file, shmabi.LaneOffset(i), laneHeaderBytes)
+		err = e.reserve()
 	}
 	if err == nil {
 		e.m, err = e.file.Map(true)
@@ -105,11 +101,14 @@ func (r *Registry) makeEntry() (*Entry, error) {
 
 const laneHeaderBytes = 64
 
-// reserve allocates the pages of n bytes at off.
-func reserve(f *shm.File, off, n int) error {
-	page := os.Getpagesize()
-	start := off / page * page
-	return f.Reserve(int64(start), int64(min(off+n, shmabi.ControlBytes)-start))
+// reserve allocates what the owner touches: the header, and each lane's first
+// page. A claimer reserves the rest of its lane.
+func (e *Entry) reserve() error {
+	ranges := []shm.Range{shm.Pages(0, shmabi.LaneOffset(0)+laneHeaderBytes)}
+	for i := 1; i < shmabi.Lanes; i++ {
+		ranges = append(ranges, shm.Pages(shmabi.LaneOffset(i), laneHeaderBytes))
+	}
+	return e.file.Reserve(ranges...)
 }
 
 func (e *Entry) fill(o EntryOptions, rails []byte) error {

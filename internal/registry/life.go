@@ -52,9 +52,6 @@ func (p *Peer) Life() Liveness {
 }
 
 func (p *Peer) judge() Liveness {
-	if !p.sameBoot() {
-		return Dead
-	}
 	died := false
 	p.touch(func(b *shmabi.ControlBlock) { died = b.Header.Life.Load()&shmabi.LifeOwnerDied != 0 })
 	if died {
@@ -63,7 +60,9 @@ func (p *Peer) judge() Liveness {
 	if p.sameNS {
 		return p.process()
 	}
-	// A forked child inherits the lock. Here it is the only fact left.
+	// A forked child inherits the lock, but here it is the only fact left. So it
+	// is for an entry of another boot: nobody can hold its lock, unless it is a
+	// container that shows a boot id of its own.
 	held, err := p.livenessHeld()
 	switch {
 	case err != nil:
@@ -73,8 +72,6 @@ func (p *Peer) judge() Liveness {
 	}
 	return Dead
 }
-
-func (p *Peer) sameBoot() bool { return p.hdr.bootIDHash == p.look.self.BootIDHash }
 
 // process asks the kernel about the peer's pid, which is one of our namespace.
 // Dead means here that the process has ended: its memory is torn down.
@@ -182,16 +179,13 @@ func (p *Peer) Closed() bool {
 	if p.closed.Load() {
 		return true
 	}
-	if p.sameBoot() {
-		if !p.sameNS || p.process() != Dead {
-			return false
-		}
-		p.dead.Store(true)
-		if held, err := p.livenessHeld(); err != nil || held {
-			return false
-		}
+	if !p.sameNS || p.process() != Dead {
+		return false
 	}
 	p.dead.Store(true)
+	if held, err := p.livenessHeld(); err != nil || held {
+		return false
+	}
 	p.closed.Store(true)
 	return true
 }

@@ -309,7 +309,7 @@ func (p *Peer) open(uid uint32, writable bool) *Refusal {
 // open: if they match, both are of the same process.
 func (p *Peer) openProcess() {
 	self := p.look.self
-	p.sameNS = p.sameBoot() && self.PIDNamespace != 0 && p.hdr.pidNamespace == self.PIDNamespace
+	p.sameNS = p.hdr.bootIDHash == self.BootIDHash && self.PIDNamespace != 0 && p.hdr.pidNamespace == self.PIDNamespace
 	if !p.sameNS {
 		return
 	}

@@ -15,7 +15,7 @@ var ErrNoSpace = errors.New("shm: no space")
 type SpaceError struct {
 	Path string
 	Need uint64 // bytes
-	Free uint64 // bytes, right after the attempt
+	Free uint64 // bytes, before the attempt
 	Err  error  // what the kernel said
 }
 
@@ -61,25 +61,50 @@ func (f *File) ReadAt(b []byte, off int64) (int, error) { return f.f.ReadAt(b, o
 // Write appends at the file's position.
 func (f *File) Write(b []byte) (int, error) { return f.f.Write(b) }
 
-// Reserve allocates the pages of n bytes at off, so that touching them cannot
-// fail for want of space. Pages that are there already keep their content. The
-// error is a [*SpaceError] if the file system is full.
-func (f *File) Reserve(off, n int64) error {
-	_, err := ignoringEINTR(func() (int, error) {
-		return 0, unix.Fallocate(f.fd(), unix.FALLOC_FL_KEEP_SIZE, off, n)
-	})
-	switch {
-	case err == nil:
-		return nil
-	case err == unix.ENOSPC || err == unix.EDQUOT || err == unix.ENOMEM:
-		e := &SpaceError{Path: f.path, Need: uint64(n), Err: err}
-		var st unix.Statfs_t
-		if unix.Fstatfs(f.fd(), &st) == nil {
-			e.Free = st.Bavail * uint64(st.Bsize)
-		}
-		return e
+// Range is a part of a file.
+type Range struct {
+	Off, Len int64
+}
+
+// Pages is the range of whole pages that holds n bytes at off.
+func Pages(off, n int) Range {
+	page := os.Getpagesize()
+	start, end := off/page*page, (off+n+page-1)/page*page
+	return Range{int64(start), int64(end - start)}
+}
+
+// Reserve allocates the pages of some ranges, so that touching them cannot fail
+// for want of space. Pages that are there already keep their content, and the
+// file its size. The error is a [*SpaceError] over all ranges if the file system
+// is full; some may be allocated then.
+func (f *File) Reserve(ranges ...Range) error {
+	var need, got int64
+	for _, r := range ranges {
+		need += r.Len
 	}
-	return fmt.Errorf("shm: reserve %d bytes at %d of %s: %w", n, off, f.path, err)
+	for _, r := range ranges {
+		_, err := ignoringEINTR(func() (int, error) {
+			return 0, unix.Fallocate(f.fd(), unix.FALLOC_FL_KEEP_SIZE, r.Off, r.Len)
+		})
+		switch {
+		case err == unix.ENOSPC || err == unix.EDQUOT || err == unix.ENOMEM:
+			return f.spaceError(need, got, err)
+		case err != nil:
+			return fmt.Errorf("shm: reserve %d bytes at %d of %s: %w", r.Len, r.Off, f.path, err)
+		}
+		got += r.Len
+	}
+	return nil
+}
+
+// spaceError counts as free what the attempt has taken.
+func (f *File) spaceError(need, got int64, err error) error {
+	e := &SpaceError{Path: f.path, Need: uint64(need), Err: err}
+	var st unix.Statfs_t
+	if unix.Fstatfs(f.fd(), &st) == nil {
+		e.Free = st.Bavail*uint64(st.Bsize) + uint64(got)
+	}
+	return e
 }
 
 // Close closes the file and drops its locks, but for a lock that a mapping of

@@ -335,15 +335,15 @@ func childFull(args []string) error {
 	}
 	for off := int64(0); free() > 4096; {
 		n := int64(free()) - 4096
-		if err := filler.Reserve(off, n); err != nil {
+		if err := filler.Reserve(Range{off, n}); err != nil {
 			return fmt.Errorf("fill: %w", err)
 		}
 		off += n
 	}
-	if err := f.Reserve(0, 4096); err != nil {
+	if err := f.Reserve(Pages(1, 9)); err != nil {
 		return fmt.Errorf("the last page: %w", err)
 	}
-	err = f.Reserve(4096, 8<<20-4096)
+	err = f.Reserve(Range{4096, 4096}, Range{8192, 8<<20 - 8192})
 	space, ok := errors.AsType[*SpaceError](err)
 	if !ok || !errors.Is(err, ErrNoSpace) || !errors.Is(err, unix.ENOSPC) {
 		return fmt.Errorf("reserve on a full file system: %v", err)
