@@ -9,6 +9,7 @@ import (
 
 	"github.com/railhop/railhop/internal/config"
 	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/lane"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/plan"
 )
@@ -36,10 +37,46 @@ type Config struct {
 	Logger *slog.Logger
 
 	// NICs and GPUs are the hardware to use instead of what Settings.Providers
-	// names. They are for tests.
-	NICs nic.Provider
-	GPUs gpu.Provider
+	// names, and Hooks reach into the relay. They are for tests.
+	NICs  nic.Provider
+	GPUs  gpu.Provider
+	Hooks *Hooks
 }
+
+// End is an end of a lane.
+type End uint8
+
+const (
+	SenderEnd End = iota
+	RelayEnd
+)
+
+// Hooks let tests hold, break and plant bugs at the places where a process may
+// die or stop.
+type Hooks struct {
+	// Lane wraps the memory of a lane, as one end sees it.
+	Lane func(End, lane.Mem) lane.Mem
+	// Fence stands in for the fence that is asked of a target; ask asks it.
+	Fence func(session string, epoch uint64, ask func() error) error
+	// NoCut makes pieces fill slots whatever the load.
+	NoCut bool
+}
+
+func (h *Hooks) lane(end End, m lane.Mem) lane.Mem {
+	if h == nil || h.Lane == nil {
+		return m
+	}
+	return h.Lane(end, m)
+}
+
+func (h *Hooks) fence(session string, epoch uint64, ask func() error) error {
+	if h == nil || h.Fence == nil {
+		return ask()
+	}
+	return h.Fence(session, epoch, ask)
+}
+
+func (h *Hooks) noCut() bool { return h != nil && h.NoCut }
 
 // Defaults is the configuration of an empty environment.
 func Defaults() Config {

@@ -272,7 +272,7 @@ func (e *Engine) joinRank(bus string) {
 			h.tally.Because(xfer.NoLocalRail, 0, "gpu", bus, "err", err)
 			return
 		}
-		o := rankOptions{env: e.cfg.Settings, bus: bus, server: e.local.Desc().ServerName(), root: e.cfg.Registry, dialer: e.dialer, deathOK: true}
+		o := rankOptions{env: e.cfg.Settings, bus: bus, server: e.local.Desc().ServerName(), root: e.cfg.Registry, dialer: e.dialer, deathOK: true, hooks: e.cfg.Hooks}
 		var names []string
 		for _, d := range near {
 			names = append(names, d.Attr().Name)

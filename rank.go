@@ -28,6 +28,7 @@ import (
 type rank struct {
 	host  *host
 	log   *slog.Logger
+	hooks *Hooks
 	env   config.PXN
 	gpu   gpu.Device
 	bus   string
@@ -69,12 +70,13 @@ type rankOptions struct {
 	root    string // of the registry
 	deathOK bool   // the NICs' work dies with its process
 	dialer  remoteDialer
+	hooks   *Hooks
 }
 
 // newRank joins a group. On failure nothing is left behind, and the reason is
 // counted and logged.
 func newRank(h *host, o rankOptions) (_ *rank, err error) {
-	r := &rank{host: h, log: h.log, env: o.env.PXN, bus: o.bus, rails: o.rails, nics: o.nics}
+	r := &rank{host: h, log: h.log, env: o.env.PXN, bus: o.bus, rails: o.rails, nics: o.nics, hooks: o.hooks}
 	defer func() {
 		if err != nil {
 			r.free()
@@ -150,7 +152,7 @@ func (r *rank) openRelay(o rankOptions) error {
 		ClearClaim: func(int) error { _, err := r.entry.SweepClaims(); return err },
 	}
 	for i := range shmabi.Lanes {
-		opts.Lanes = append(opts.Lanes, lane.Map(r.entry.Block(), i))
+		opts.Lanes = append(opts.Lanes, o.hooks.lane(RelayEnd, lane.Map(r.entry.Block(), i)))
 	}
 	for i, n := range r.nics {
 		so := setOptions(o.env, r.host)
@@ -172,13 +174,17 @@ func (r *rank) openRelay(o rankOptions) error {
 func (r *rank) openPath(o rankOptions) {
 	ring := map[string]pxn.Doorbell{"cpu": pxn.RingCPU, "stream": pxn.RingStream, "kernel": pxn.RingStream}[r.env.Doorbell]
 	r.path = pxn.New(pxn.Options{
+		NoCut:  o.hooks.noCut(),
 		Device: r.gpu, Epoch: r.entry.Epoch(), Find: r.find, Tally: r.host.tally, Logger: r.log, Wake: r.host.loop.Wake,
 		BusOf:  func(addr uint64) string { return r.host.gpus.Classify(addr, 1).BusID },
 		Credit: r.env.CreditTimeout, Ring: ring, RailPause: o.env.RDMA.RailPause, DeathCloses: o.deathOK,
 		Guard:  shm.Guard,
 		Direct: func(it pxn.Item, why xfer.Reason) error { return it.Target.Ref.(*target).engine.fallback(it, why) },
 		Fence: func(ctx context.Context, t *pxn.Target, epoch uint64) error {
-			return t.Ref.(*target).engine.fence(ctx, string(t.Session), epoch)
+			session := string(t.Session)
+			return o.hooks.fence(session, epoch, func() error {
+				return t.Ref.(*target).engine.dialer.fence(ctx, session, epoch)
+			})
 		},
 	})
 }
@@ -282,7 +288,7 @@ func (r *rank) find(_ context.Context, rail string, held func(uint64) bool) (*px
 		at, page := shmabi.Doorbell(p.Bytes(), n)
 		r.log.Debug("lane claimed", "peer", p.Name(), "lane", n, "rail", rail, "index", index)
 		return &pxn.Claim{
-			Peer: pr, Mem: lane.Map(p.Block(), n), Lane: n, Geometry: r.geometry(p.SlotSize()),
+			Peer: pr, Mem: r.hooks.lane(SenderEnd, lane.Map(p.Block(), n)), Lane: n, Geometry: r.geometry(p.SlotSize()),
 			Handle: p.ArenaHandle(), Arena: p.ArenaSize(), Rails: rails, DoorbellPage: page, DoorbellAt: at,
 		}, xfer.NoReason, nil
 	}
@@ -367,7 +373,7 @@ func (r *rank) close(wait time.Duration) error {
 func (r *rank) free() error {
 	var err error
 	if r.path != nil {
-		r.path.Close()
+		err = r.path.Close()
 	}
 	if r.relay != nil {
 		r.relay.Close()

@@ -56,11 +56,6 @@ func (d remoteDialer) fence(ctx context.Context, session string, epoch uint64) e
 	return err
 }
 
-// fence implements the relayed way's fence.
-func (e *Engine) fence(ctx context.Context, session string, epoch uint64) error {
-	return e.dialer.fence(ctx, session, epoch)
-}
-
 // fenceAsked answers a peer's fence.
 func (e *Engine) fenceAsked(ctx context.Context, q wire.FenceRequest) wire.FenceReply {
 	closed, err := e.acceptor.Fence(ctx, q.Epoch)

@@ -1,6 +1,8 @@
 package pxn
 
 import (
+	"context"
+	"log/slog"
 	"time"
 
 	"github.com/railhop/railhop/internal/xfer"
@@ -90,7 +92,11 @@ func (c *conn) quarantine(why xfer.Reason, err error) {
 		return
 	}
 	c.quarantined, c.why = true, why
-	c.path.log.Warn("lane quarantined", "peer", c.claim.Peer.Name(), "lane", c.claim.Lane, "reason", why.String(), "err", err)
+	level := slog.LevelWarn
+	if why == xfer.PXNOff {
+		level = slog.LevelDebug // we are leaving
+	}
+	c.path.log.Log(context.Background(), level, "lane quarantined", "peer", c.claim.Peer.Name(), "lane", c.claim.Lane, "reason", why.String(), "err", err)
 	for _, r := range c.path.rails {
 		if r.conn == c {
 			r.conn, r.why, r.retryAt = nil, why, c.now+c.path.opts.Retry

@@ -16,6 +16,7 @@ package pxn
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -361,11 +362,18 @@ func (p *Path) Status() []Status {
 	return all
 }
 
-// Close ends the goroutines. The pump no longer steps the path.
-func (p *Path) Close() {
+// Close ends the goroutines and frees what is spare. The pump no longer steps the
+// path.
+func (p *Path) Close() error {
 	p.cancel()
 	p.wg.Wait()
 	p.readMail()
+	var err error
+	for _, pc := range p.free {
+		err = errors.Join(err, pc.done.Close())
+	}
+	p.free = nil
+	return err
 }
 
 func (p *Path) newPiece() (*piece, error) {
