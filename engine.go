@@ -291,6 +291,7 @@ func (e *Engine) joinRank(bus string) {
 	}
 	if h.rank != nil {
 		e.rank.Store(h.rank)
+		h.rank.report.add(e)
 	}
 }
 
@@ -346,6 +347,9 @@ func (e *Engine) Close() error {
 	var err error
 	if e.direct != nil {
 		e.abortAll(ErrClosed)
+	}
+	if r := e.rank.Load(); r != nil {
+		r.report.remove(e)
 	}
 	e.host.loop.Remove(e)
 	if e.cache != nil {

@@ -53,6 +53,7 @@ type rank struct {
 	beatAt time.Duration
 
 	broken atomic.Bool // our own block is gone, or the GPU
+	report reporter
 
 	fenceMu sync.Mutex
 	fences  []*pxn.Fence // free ones
@@ -213,6 +214,7 @@ func (r *rank) step() error {
 		if err := r.entry.Beat(r.now); err != nil {
 			return err
 		}
+		r.reportStats()
 	}
 	r.busy = r.path.Step(r.now)
 	if r.relay.Step(r.now) {
@@ -372,6 +374,7 @@ func (r *rank) close(wait time.Duration) error {
 // free undoes newRank, as far as it got. The pump no longer steps the rank.
 func (r *rank) free() error {
 	var err error
+	r.report.close()
 	if r.path != nil {
 		err = r.path.Close()
 	}

@@ -94,6 +94,18 @@ func (t *Tally) Because(r xfer.Reason, bytes uint64, attrs ...any) {
 // Count is how often a reason was counted.
 func (t *Tally) Count(r xfer.Reason) uint64 { return t.reasons[r].ops.Load() }
 
+// Changes rises whenever a counter does.
+func (t *Tally) Changes() uint64 {
+	n := t.submitted.ops.Load() + t.failed.ops.Load()
+	for i := range t.ways {
+		n += t.ways[i].ops.Load()
+	}
+	for i := range t.reasons {
+		n += t.reasons[i].ops.Load()
+	}
+	return n
+}
+
 // Snapshot copies the counters. They are read one by one: sums hold once
 // nothing is under way.
 func (t *Tally) Snapshot() Snapshot {
