@@ -88,11 +88,12 @@ func TestDialerAgainstServer(t *testing.T) {
 
 func TestDialerErrors(t *testing.T) {
 	ctx := t.Context()
-	d := &Dialer{ReadTimeout: 200 * time.Millisecond}
+	d := &Dialer{}
 	describe := func(server string) error { _, err := d.Describe(ctx, server); return err }
 	connect := func(server string) error { _, err := d.Connect(ctx, server, wire.HandShake{}); return err }
 	notify := func(server string) error { return d.Notify(ctx, server, wire.Notification{}) }
 	probe := func(server string) error { return d.Probe(ctx, server) }
+	hasty := func(server string) error { return (&Dialer{ReadTimeout: 50 * time.Millisecond}).Probe(ctx, server) }
 	fence := func(server string) error {
 		_, err := d.Fence(ctx, server, wire.FenceRequest{Epoch: 1, Nonce: "n"})
 		return err
@@ -105,7 +106,7 @@ func TestDialerErrors(t *testing.T) {
 		text  string
 	}{
 		{"closed without a reply", probe, "", xfer.ErrSocket, "closed the connection before its reply (request type 0x3)"},
-		{"reply cut off", probe, frame(3, "{}")[:9], xfer.ErrSocket, "no reply from"},
+		{"reply cut off", hasty, frame(3, "{}")[:9], xfer.ErrSocket, "no reply from"},
 		{"another type", probe, frame(2, "{}"), xfer.ErrMalformedJSON, "the reply has type 0x2, want 0x3"},
 		{"no type", connect, typeless("{}"), xfer.ErrMalformedJSON, "the reply has no type"},
 		{"not JSON", connect, frame(0, "hello"), xfer.ErrMalformedJSON, "not JSON"},

@@ -223,7 +223,7 @@ func TestServerSurvivesRubbish(t *testing.T) {
 
 // Silent, dripping and lingering clients delay nobody, and are cut in the end.
 func TestSlowClientsAreCut(t *testing.T) {
-	s := start(t, Options{Handlers: echo(), ReadTimeout: 300 * time.Millisecond, CloseTimeout: 300 * time.Millisecond})
+	s := start(t, Options{Handlers: echo(), ReadTimeout: time.Second, CloseTimeout: time.Second})
 	silent, started, dripping, lingering := dial(t, s), dial(t, s), dial(t, s), dial(t, s)
 	io.WriteString(started, "\x0a\x00\x00\x00\x00\x00\x00\x00\x00{}x")
 	io.WriteString(lingering, frame(wire.Probe, "{}"))
@@ -387,6 +387,27 @@ func TestIPv6ListenerTakesIPv4(t *testing.T) {
 	if err := (&Dialer{IPv6: true}).Probe(t.Context(), s.name()); err != nil {
 		t.Error(err)
 	}
+}
+
+// Whatever a frame holds, it gets a reply or is closed, and no handler is blamed.
+func FuzzAnswer(f *testing.F) {
+	for _, t := range []wire.Type{wire.Connection, wire.Metadata, wire.Notify, wire.Probe, wire.Fence, 4} {
+		f.Add(byte(t), []byte(`{"railhop_fence":{"epoch":"0000000000000007"},"qp_num":[1],"notify_msg":"x"}`))
+		f.Add(byte(t), []byte("[]"))
+		f.Add(byte(t), []byte("x"))
+	}
+	s := &Server{opts: Options{}.withDefaults()}
+	s.log.logger = s.opts.Logger
+	s.Handle(echo())
+	f.Fuzz(func(t *testing.T, kind byte, body []byte) {
+		reply, err := s.answer(wire.Frame{Type: wire.Type(kind), Body: body})
+		if err == nil && wire.CheckJSON(reply) != nil {
+			t.Errorf("type %#x, body %q: reply %q", kind, body, reply)
+		}
+		if n := s.stats.panics.Load(); n != 0 {
+			t.Errorf("%d panics", n)
+		}
+	})
 }
 
 func TestDraws(t *testing.T) {

@@ -36,6 +36,8 @@ type Buffer struct {
 type Chunk struct {
 	Addr, Length uint64
 	LKey, RKey   []uint32
+
+	buffer *Buffer
 }
 
 type bufferState uint8
@@ -188,7 +190,7 @@ func (l *Local) Reserve(bufs ...*Buffer) error {
 	for _, b := range bufs {
 		b.state = reserved
 		b.regions = regions(b.Location)
-		b.Chunks = chunks(b.Addr, b.Length, l.opts.MaxMR)
+		b.Chunks = chunks(b, l.opts.MaxMR)
 	}
 	if len(bufs) == 1 {
 		at, _ := slices.BinarySearchFunc(l.buffers, bufs[0].Addr, startsAt)
@@ -234,15 +236,15 @@ func (l *Local) checkOverlap(bufs []*Buffer) error {
 	return nil
 }
 
-// chunks cuts a range into parts of at most most bytes.
-func chunks(addr, length, most uint64) []Chunk {
-	if most == 0 || most > length {
-		most = length
+// chunks cuts a buffer into parts of at most most bytes.
+func chunks(b *Buffer, most uint64) []Chunk {
+	if most == 0 || most > b.Length {
+		most = b.Length
 	}
-	all := make([]Chunk, 0, (length-1)/most+1)
-	for off := uint64(0); off < length; {
-		n := min(most, length-off)
-		all = append(all, Chunk{Addr: addr + off, Length: n})
+	all := make([]Chunk, 0, (b.Length-1)/most+1)
+	for off := uint64(0); off < b.Length; {
+		n := min(most, b.Length-off)
+		all = append(all, Chunk{Addr: b.Addr + off, Length: n, buffer: b})
 		off += n
 	}
 	return all

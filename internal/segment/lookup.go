@@ -2,18 +2,12 @@ package segment
 
 import "slices"
 
-// table is a snapshot of all published chunks, by address. Starts is apart, so that
-// a search touches little memory.
+// table is a snapshot of all published chunks, by address. Their bounds are apart, so
+// that a search touches little memory, and the garbage collector less.
 type table struct {
-	starts     []uint64
-	chunks     []tableChunk
-	priorities *priorities
-}
-
-type tableChunk struct {
-	end    uint64
-	buffer *Buffer
-	chunk  *Chunk
+	starts, ends []uint64
+	chunks       []*Chunk
+	priorities   *priorities
 }
 
 // with returns a table that has bufs too.
@@ -22,7 +16,8 @@ func (t *table) with(bufs []*Buffer) *table {
 		for i := range b.Chunks {
 			c := &b.Chunks[i]
 			out.starts = append(out.starts, c.Addr)
-			out.chunks = append(out.chunks, tableChunk{end: c.Addr + c.Length, buffer: b, chunk: c})
+			out.ends = append(out.ends, c.Addr+c.Length)
+			out.chunks = append(out.chunks, c)
 		}
 		return 0
 	})
@@ -40,16 +35,19 @@ func (t *table) splice(bufs []*Buffer, edit func(out *table, b *Buffer) (replace
 	for _, b := range bufs {
 		n += len(b.Chunks)
 	}
-	out := &table{starts: make([]uint64, 0, n), chunks: make([]tableChunk, 0, n), priorities: t.priorities}
+	out := &table{starts: make([]uint64, 0, n), ends: make([]uint64, 0, n), chunks: make([]*Chunk, 0, n), priorities: t.priorities}
 	from := 0
+	upTo := func(at int) {
+		out.starts = append(out.starts, t.starts[from:at]...)
+		out.ends = append(out.ends, t.ends[from:at]...)
+		out.chunks = append(out.chunks, t.chunks[from:at]...)
+	}
 	for _, b := range slices.SortedFunc(slices.Values(bufs), byAddr) {
 		at, _ := slices.BinarySearch(t.starts, b.Addr)
-		out.starts = append(out.starts, t.starts[from:at]...)
-		out.chunks = append(out.chunks, t.chunks[from:at]...)
+		upTo(at)
 		from = at + edit(out, b)
 	}
-	out.starts = append(out.starts, t.starts[from:]...)
-	out.chunks = append(out.chunks, t.chunks[from:]...)
+	upTo(len(t.starts))
 	return out
 }
 
@@ -60,7 +58,7 @@ func (t *table) search(addr uint64) (i int, ok bool) {
 	if ok {
 		return i, true
 	}
-	if i > 0 && addr < t.chunks[i-1].end {
+	if i > 0 && addr < t.ends[i-1] {
 		return i - 1, true
 	}
 	return i, false
@@ -74,7 +72,7 @@ type Cursor struct {
 }
 
 func (c *Cursor) search(t *table, addr uint64) (int, bool) {
-	if c.table == t && c.at < len(t.starts) && t.starts[c.at] <= addr && addr < t.chunks[c.at].end {
+	if c.table == t && c.at < len(t.starts) && t.starts[c.at] <= addr && addr < t.ends[c.at] {
 		return c.at, true
 	}
 	i, ok := t.search(addr)
@@ -105,9 +103,8 @@ func (l *Local) Cover(cur *Cursor, dst []Piece, addr, length uint64) ([]Piece, e
 		if !ok {
 			return dst[:had], t.notCovered(addr, length, at, i)
 		}
-		c := &t.chunks[i]
-		n := min(end, c.end) - at
-		dst = append(dst, Piece{Buffer: c.buffer, Chunk: c.chunk, Addr: at, Length: n})
+		c, n := t.chunks[i], min(end, t.ends[i])-at
+		dst = append(dst, Piece{Buffer: c.buffer, Chunk: c, Addr: at, Length: n})
 		at += n
 	}
 	return dst, nil
