@@ -195,8 +195,7 @@ func (e *Entry) Block() *shmabi.ControlBlock { return e.block }
 // Bytes is the control block's memory, page-aligned.
 func (e *Entry) Bytes() []byte { return e.m.Bytes() }
 
-// Descriptor is the entry's file. A forked child must close it, or it keeps the
-// liveness lock and the dead look as if they were not closed.
+// Descriptor is the entry's file; see [Registry.Descriptors].
 func (e *Entry) Descriptor() int { return e.file.Descriptor() }
 
 // Contains reports whether addr, of a [shm.FaultError], lies in this block.

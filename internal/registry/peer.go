@@ -17,8 +17,9 @@ import (
 
 // Peer is another rank's control block, mapped.
 //
-// It is the registry's while a scan lists it and is shared by all who got it;
-// [Peer.Close] ends that. A [LaneOwner] holds on to its peer by itself. Methods
+// Scans return the same Peer to all, until one calls [Peer.Close]: do that when a
+// scan no longer returns it and nothing is underway with it, since its memory
+// stays in use until then. A [LaneOwner] holds on to its peer by itself. Methods
 // may be called after the memory has gone: they answer with what was known.
 type Peer struct {
 	r      *Registry // nil in a view

@@ -217,6 +217,30 @@ func (r *Registry) Counters() Counters {
 	return Counters{r.reclaimed.Load(), r.refused.Load(), r.busy.Load(), r.truncated.Load()}
 }
 
+// Descriptors are the open descriptors of the directory, the entries and the
+// peers, at this moment. A forked child must close them, or it keeps a dead
+// rank's liveness lock.
+func (r *Registry) Descriptors() []int {
+	r.mu.Lock()
+	entries, peers := values(r.entries), values(r.peers)
+	r.mu.Unlock()
+	fds := []int{r.dir.Descriptor()}
+	for _, e := range entries {
+		fds = append(fds, e.Descriptor())
+	}
+	for _, p := range peers {
+		p.mu.Lock()
+		if !p.unmapped {
+			fds = append(fds, p.file.Descriptor())
+		}
+		if p.pidfd >= 0 {
+			fds = append(fds, p.pidfd)
+		}
+		p.mu.Unlock()
+	}
+	return fds
+}
+
 // Close closes entries, watchers and peers, whoever still holds them, and the
 // directory. A second call does nothing.
 func (r *Registry) Close() error {

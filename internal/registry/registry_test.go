@@ -290,84 +290,90 @@ func TestSuspectedByHeartbeat(t *testing.T) {
 	}
 }
 
-func TestSwitchOff(t *testing.T) {
-	root := testRoot(t)
-	r := open(t, Options{Root: root})
-	them := open(t, Options{Root: root, Processes: stranger{}})
-	e, mine := publish(t, them, "a"), publish(t, r, "b")
-	p := onePeer(t, r)
-	steps := []struct{ off, marker, changed int }{{1, 1, 2}, {1, 1, 0}, {0, 0, 2}, {0, 0, 0}}
-	for i, s := range steps {
-		changed, refused, err := r.SetOff(s.off == 1)
-		if err != nil || len(refused) != 0 || changed != s.changed {
-			t.Errorf("step %d: changed %d, refused %v, %v; want %d", i, changed, refused, err, s.changed)
+// What the pump calls every turn costs no allocation.
+func TestHotCallsAllocateNothing(t *testing.T) {
+	_, e, p := pair(t)
+	now := time.Duration(0)
+	for name, f := range map[string]func(){
+		"beat":      func() { now++; e.Beat(now) },
+		"suspected": func() { p.Suspected(now) },
+		"wake":      func() { e.Block().Header.Wake.Store(1); p.Wake() },
+		"off":       func() { p.Off(); e.Off() },
+		"sweep":     func() { e.SweepClaims() },
+	} {
+		if n := testing.AllocsPerRun(100, f); n != 0 {
+			t.Errorf("%s: %v allocations", name, n)
 		}
-		off, err := them.Off()
-		if err != nil || off != (s.off == 1) || e.Off() != off || p.Off() != off || mine.Off() != off {
-			t.Errorf("step %d: marker %v, entry %v, peer %v, own %v; %v", i, off, e.Off(), p.Off(), mine.Off(), err)
-		}
-		_, err = p.Claim(mine.Identity(), mine.Epoch())
-		if got := errors.Is(err, ErrOff); got != off {
-			t.Errorf("step %d: claim: %v", i, err)
-		}
-	}
-	if _, _, err := r.SetOff(true); err != nil {
-		t.Fatal(err)
-	}
-	if late := publish(t, them, "late"); !late.Off() {
-		t.Error("a rank that came after the marker is on")
 	}
 }
 
-func TestStats(t *testing.T) {
-	r, e, p := pair(t)
-	if _, err := p.ReadStats(); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("before: %v", err)
-	}
-	for i := range 3 {
-		want := Stats{Server: "10.0.0.1:7", NICPaths: map[string]string{"mlx5_0": "10.0.0.1:7@mlx5_0"}, Counters: map[string]uint64{"relayed": uint64(i)}}
-		if err := e.WriteStats(want); err != nil {
-			t.Fatal(err)
-		}
-		got, err := p.ReadStats()
-		if err != nil || got.Server != want.Server || got.Counters["relayed"] != uint64(i) || got.Version != 1 || got.NICPaths["mlx5_0"] != want.NICPaths["mlx5_0"] {
-			t.Errorf("got %+v, %v", got, err)
+func TestDescriptors(t *testing.T) {
+	r, _, p := pair(t)
+	mine := publish(t, r, "mine")
+	fds := r.Descriptors()
+	for _, want := range []int{r.dir.Descriptor(), mine.Descriptor(), p.file.Descriptor(), p.pidfd} {
+		if !slices.Contains(fds, want) {
+			t.Errorf("%v lacks %d", fds, want)
 		}
 	}
-	path := filepath.Join(r.Path(), statsPrefix+e.Name())
-	st, err := os.Stat(path)
-	if err != nil || st.Mode() != 0o600 {
-		t.Errorf("%v, %v", st, err)
+	if len(fds) != 4 {
+		t.Errorf("%v, want 4", fds)
 	}
-	for _, tc := range []struct{ name, content, want string }{
-		{"version", `{"version":2}`, "version 2, this build reads 1"},
-		{"text", `hello`, "invalid character"},
-		{"empty", ``, "unexpected end"},
-	} {
-		if err := os.WriteFile(path, []byte(tc.content), 0o600); err != nil {
-			t.Fatal(err)
+}
+
+// Nothing is left open or mapped, whichever way it went.
+func TestCloseLeavesNothing(t *testing.T) {
+	root := testRoot(t)
+	count := func() (n int) {
+		t.Helper()
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Skip(err)
 		}
-		if _, err := p.ReadStats(); err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
+		for _, fd := range fds {
+			to, _ := os.Readlink("/proc/self/fd/" + fd.Name())
+			if strings.Contains(to, root) || strings.Contains(to, "pidfd") {
+				n++
+			}
 		}
+		maps, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Skip(err)
+		}
+		return n + strings.Count(string(maps), root)
 	}
-	if err := os.Truncate(path, statsMax+1); err != nil {
+	before := count()
+	r, err := Open(Options{Root: root, Group: group})
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.ReadStats(); err == nil {
-		t.Error("read a file over the limit")
+	them, err := Open(Options{Root: root, Group: group, Processes: stranger{}})
+	if err != nil {
+		t.Fatal(err)
 	}
-	// A scan ignores the file, and it goes with its entry.
+	e := publish(t, them, "a")
+	publish(t, r, "b")
+	if _, err := r.Watch(func(*Peer, Event) {}); err != nil {
+		t.Fatal(err)
+	}
+	name, header := living(t, 3)
+	header[0] = 'x'
+	writeEntry(t, r.Path(), name, header)
 	onePeer(t, r)
-	if err := e.Withdraw(); err != nil {
+	if _, err := r.LaneOwner(e.Identity(), e.Epoch()); err != nil {
 		t.Fatal(err)
 	}
-	left, err := os.ReadDir(r.Path())
-	if err != nil || len(left) != 1 || left[0].Name() != lockName {
-		t.Errorf("left over: %v, %v", left, err)
+	if _, err := View(Options{Root: root, Group: group}, 0); err != nil {
+		t.Fatal(err)
 	}
-	if err := e.WriteStats(Stats{}); err == nil {
-		t.Error("wrote stats of an entry that has left")
+	if count() == before {
+		t.Fatal("the count sees nothing")
+	}
+	if err := errors.Join(r.Close(), them.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if after := count(); after != before {
+		t.Errorf("%d descriptors and mappings, were %d", after, before)
 	}
 }
 
