@@ -36,6 +36,7 @@ type rig struct {
 	t    testing.TB
 	d    *Device
 	cq   nic.CQ
+	wake chan struct{}
 	q    *qp
 	mr   nic.MR
 	addr uint64
@@ -46,12 +47,12 @@ const rigAccess = nic.LocalWrite | nic.RemoteWrite | nic.RemoteRead
 
 func newRig(t testing.TB, c DeviceConfig, memory int) *rig {
 	t.Helper()
-	r := &rig{t: t, d: openSoft(t, c)}
+	r := &rig{t: t, d: openSoft(t, c), wake: make(chan struct{}, 1)}
 	pd, err := r.d.NewPD()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.cq, err = r.d.NewCQ(64, nil); err != nil {
+	if r.cq, err = r.d.NewCQ(64, func() { r.wake <- struct{}{} }); err != nil {
 		t.Fatal(err)
 	}
 	q, err := pd.NewQP(nic.QPOptions{CQ: r.cq})

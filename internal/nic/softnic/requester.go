@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -235,6 +236,7 @@ func (q *qp) gather(s *stream, h *holder, head []byte) (n int, wrote, read uint6
 func (q *qp) receive(s *stream, count *tallyCount) (closed bool) {
 	h := q.d.hold(func() { go q.fail(nic.StatusLocalProtection) }, nil)
 	defer q.d.drop(h)
+	debug.SetPanicOnFault(true)
 	line := newDelay(q)
 	defer line.close()
 	err := q.acks(s, h, line)
@@ -299,8 +301,10 @@ func (q *qp) acks(s *stream, h *holder, line *delay) error {
 				ahead = ackAhead
 			}
 			s.begin()
-			s.land(w.LocalAddr, w.Length)
-			_, err := s.finish(ahead)
+			err := s.land(w.LocalAddr, w.Length)
+			if err == nil {
+				_, err = s.finish(ahead)
+			}
 			h.release()
 			if err != nil {
 				return err

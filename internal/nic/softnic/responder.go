@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -206,6 +207,7 @@ func (in *inbound) resume() bool {
 // serve applies what the peer sends until the connection ends, or the peer does
 // what it may not do.
 func (in *inbound) serve() {
+	debug.SetPanicOnFault(true)
 	q, status := in.q, nic.StatusSuccess
 	err := q.d.answer(in.s.conn, verdictOK)
 	if err == nil {
@@ -280,13 +282,15 @@ func (in *inbound) apply() (nic.Status, error) {
 // write applies the writes at the head of ops, all in one go. It returns how many
 // they were.
 func (in *inbound) write(ops []op, ahead int) (int, nic.Status, error) {
-	n, refused := 0, false
+	n, refused, fault := 0, false, error(nil)
 	in.s.begin()
 	for n < len(ops) && ops[n].kind == nic.OpWrite {
 		if refused = !in.h.remote(in.q.pd, in.q.access, &ops[n]); refused {
 			break
 		}
-		in.s.land(ops[n].addr, ops[n].length)
+		if fault = in.s.land(ops[n].addr, ops[n].length); fault != nil {
+			break
+		}
 		n++
 	}
 	missing, err := in.s.finish(ahead)
@@ -298,7 +302,7 @@ func (in *inbound) write(ops []op, ahead int) (int, nic.Status, error) {
 		err, refused = nil, false
 	}
 	switch {
-	case errors.Is(err, syscall.EFAULT):
+	case errors.Is(err, syscall.EFAULT), fault != nil:
 		return n, nic.StatusRemoteOperation, nil
 	case err != nil:
 		return n, 0, err

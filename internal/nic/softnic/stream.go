@@ -113,10 +113,14 @@ func (s *stream) fill(n, ahead int) error {
 // begin starts a scatter read: land adds runs to it, finish fills them.
 func (s *stream) begin() { s.riov = s.riov[:0] }
 
-// land adds a run of memory as the next bytes' place.
-func (s *stream) land(addr uint64, length uint32) {
+// land adds a run of memory as the next bytes' place. Bytes that are in the
+// stage go there at once, which fails with EFAULT if there is no such memory; there are no
+// unfilled runs then.
+func (s *stream) land(addr uint64, length uint32) error {
 	if k := min(s.w-s.r, int(length)); k > 0 {
-		copyTo(addr, s.stage[s.r:s.r+k])
+		if err := tryCopy(addr, s.stage[s.r:s.r+k]); err != nil {
+			return err
+		}
 		s.r += k
 		addr += uint64(k)
 		length -= uint32(k)
@@ -124,6 +128,18 @@ func (s *stream) land(addr uint64, length uint32) {
 	if length > 0 {
 		s.riov = append(s.riov, iovec{base: uintptr(addr), len: uintptr(length)})
 	}
+	return nil
+}
+
+// tryCopy is copyTo on a goroutine that has [debug.SetPanicOnFault].
+func tryCopy(addr uint64, src []byte) (err error) {
+	defer func() {
+		if recover() != nil {
+			err = syscall.EFAULT
+		}
+	}()
+	copyTo(addr, src)
+	return nil
 }
 
 // finish fills the runs, and reads up to ahead bytes more into the stage. It
