@@ -342,4 +342,3 @@ func FuzzAnswer(f *testing.F) {
 		}
 	})
 }
-
