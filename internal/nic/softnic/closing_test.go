@@ -52,12 +52,12 @@ func TestNoReportBeforeClosed(t *testing.T) {
 		{"port down", func(r *rig, c *net.TCPConn) { r.d.SetPort(nic.PortDown) }, answer, retry},
 		{"malformed frame", func(r *rig, c *net.TCPConn) { c.Write(make([]byte, frameBytes)) }, answer, retry},
 		{"region taken away", func(r *rig, c *net.TCPConn) {
+			ack := make([]byte, frameBytes)
+			putFrame(ack, frame{kind: frameAck, seq: 2})
+			c.Write(ack)
+			r.want(nic.StatusSuccess, nic.StatusSuccess)
 			r.mr.Close()
 			r.post(r.wr(nic.OpWrite, 9, 1))
-			frame := make([]byte, frameBytes)
-			putFrame(frame, frameAckOf(2))
-			c.Write(frame)
-			r.want(nic.StatusSuccess, nic.StatusSuccess)
 		}, answer, []nic.Status{nic.StatusLocalProtection}},
 		{"peer dies", toErr, func(s *script, ask *net.TCPConn) {
 			s.lis.Close()
@@ -84,8 +84,6 @@ func TestNoReportBeforeClosed(t *testing.T) {
 		})
 	}
 }
-
-func frameAckOf(n uint64) frame { return frame{kind: frameAck, seq: n} }
 
 // TestNakIsClosed: a nak is the peer's word that it has closed its end.
 func TestNakIsClosed(t *testing.T) {
