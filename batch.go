@@ -73,7 +73,7 @@ func (b *Batch) Wait(ctx context.Context) error {
 // Reset makes the batch empty, to be used again. It fails with [ErrBatchBusy] if
 // bytes of it may still land or its sources are still read.
 func (b *Batch) Reset() error {
-	if !b.ledger.Closed() {
+	if !b.ledger.Answered() || !b.ledger.Closed() {
 		return fmt.Errorf("railhop: batch is not done: %w", xfer.ErrBatchBusy)
 	}
 	b.ledger.Reset()
@@ -157,6 +157,7 @@ func (e *Engine) abortOnPump(b *ledger.Batch, cause error) {
 			continue
 		}
 		e.abortFenced(t, cause)
+		e.target(t.Req.Target).abort(t, cause)
 		if r != nil {
 			r.path.Abort(e.host.loop.Now(), t, cause)
 		}

@@ -81,7 +81,12 @@ type Engine struct {
 	landMu sync.Mutex
 	land   []mayLand
 
-	wg sync.WaitGroup
+	keepMu sync.Mutex
+	kept   map[uint64][]byte // registered slices, by address
+
+	ctx  context.Context // ends with Close
+	stop context.CancelFunc
+	wg   sync.WaitGroup
 }
 
 // Open starts an engine. It fails if the hardware that the settings name is not
@@ -92,7 +97,8 @@ func Open(cfg Config) (_ *Engine, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	e := &Engine{cfg: cfg, log: cfg.Logger, active: make(map[*ledger.Batch]struct{})}
+	e := &Engine{cfg: cfg, log: cfg.Logger, active: make(map[*ledger.Batch]struct{}), kept: make(map[uint64][]byte)}
+	e.ctx, e.stop = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			e.Close()
@@ -351,6 +357,7 @@ func (e *Engine) Close() error {
 	if r := e.rank.Load(); r != nil {
 		r.report.remove(e)
 	}
+	e.stop()
 	e.host.loop.Remove(e)
 	if e.cache != nil {
 		e.cache.Close()

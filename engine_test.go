@@ -161,14 +161,14 @@ func TestMain(m *testing.M) {
 
 // child is a process of the test.
 type child struct {
-	t   *testing.T
+	t   testing.TB
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Scanner
 	mu  sync.Mutex
 }
 
-func start(t *testing.T, set settings, registry string) (*child, string) {
+func start(t testing.TB, set settings, registry string) (*child, string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "serve")
 	cmd.Stderr = &prefixed{t: t, name: set["RAILHOP_SOFT_NICS"]}
@@ -214,7 +214,7 @@ func (c *child) do(cmd command) answer {
 }
 
 type prefixed struct {
-	t    *testing.T
+	t    testing.TB
 	name string
 }
 

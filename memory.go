@@ -32,6 +32,19 @@ func (e *Engine) Register(addr, length uint64, location string) error {
 	return e.RegisterBatch([]Region{{Addr: addr, Length: length, Location: location}})
 }
 
+// RegisterBytes registers a slice, keeps it alive until its address is
+// unregistered, and returns that address.
+func (e *Engine) RegisterBytes(b []byte) (addr uint64, err error) {
+	addr = addressOf(b)
+	e.keepMu.Lock()
+	defer e.keepMu.Unlock()
+	if err := e.Register(addr, uint64(len(b)), ""); err != nil {
+		return 0, err
+	}
+	e.kept[addr] = b
+	return addr, nil
+}
+
 // RegisterBatch is Register for many regions, all or none.
 func (e *Engine) RegisterBatch(regions []Region) error {
 	if len(regions) == 0 {
@@ -169,6 +182,11 @@ func (e *Engine) UnregisterBatch(addrs []uint64) error {
 		free = append(free, b)
 	}
 	e.local.Free(free...)
+	e.keepMu.Lock()
+	defer e.keepMu.Unlock()
+	for _, b := range free {
+		delete(e.kept, b.Addr)
+	}
 	return err
 }
 

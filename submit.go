@@ -170,6 +170,16 @@ func (e *Engine) route(now time.Duration, t *ledger.Task, s *submission) {
 	t.Opened(1)
 	e.host.tally.Submitted(t.Req.Length)
 	to := e.target(t.Req.Target)
+	if s.why == xfer.NoReason && to.outdated(now, t) {
+		s.fence.Hold()
+		to.waiting = append(to.waiting, waiting{t, s.fence, s.wait})
+		return
+	}
+	e.choose(now, t, to, s)
+}
+
+// choose sends a task through a relay, or direct.
+func (e *Engine) choose(now time.Duration, t *ledger.Task, to *target, s *submission) {
 	why := s.why
 	if why == xfer.NoReason {
 		why = e.relay(now, t, to, s)
@@ -204,7 +214,7 @@ func (e *Engine) relay(now time.Duration, t *ledger.Task, to *target, s *submiss
 			n := copy2(rails[:], names, devices)
 			facts.Rails = rails[:n]
 		} else if errors.Is(err, xfer.ErrAddressNotFound) {
-			return xfer.NoTargetDevice // direct fetches the descriptor anew
+			return xfer.NoTargetDevice
 		}
 	}
 	rail, why := plan.Choose(facts, r.rails)

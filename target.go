@@ -8,12 +8,15 @@ import (
 	"fmt"
 	mrand "math/rand/v2"
 	"net/netip"
+	"slices"
 	"strconv"
 	"syscall"
+	"time"
 
 	"github.com/railhop/railhop/internal/config"
 	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/handshake"
+	"github.com/railhop/railhop/internal/ledger"
 	"github.com/railhop/railhop/internal/path/pxn"
 	"github.com/railhop/railhop/internal/path/rdma"
 	"github.com/railhop/railhop/internal/plan"
@@ -91,6 +94,74 @@ type target struct {
 	remote *segment.Remote
 	relay  *pxn.Target
 	named  railNames
+
+	waiting  []waiting     // tasks whose address the descriptor did not know
+	fetching bool          // it is fetched anew for them
+	fetched  time.Duration // when that was done last
+}
+
+// waiting is a task that waits for its target's descriptor.
+type waiting struct {
+	task  *ledger.Task
+	fence *pxn.Fence
+	wait  bool
+}
+
+// fetchEvery is the least time between two fetches of a descriptor for addresses
+// that it does not know.
+const fetchEvery = 100 * time.Millisecond
+
+// outdated reports whether a task that may be relayed must wait for its target's
+// descriptor, which does not know the address and is then fetched anew: the
+// target may have registered the memory since.
+func (t *target) outdated(now time.Duration, task *ledger.Task) bool {
+	e := t.engine
+	if e.rank.Load() == nil || task.Req.Op != Write || task.Req.Length == 0 {
+		return false
+	}
+	d := t.remote.Desc()
+	if _, _, err := d.Candidates(task.Req.TargetAddr, 1); !errors.Is(err, xfer.ErrAddressNotFound) {
+		return false
+	}
+	if t.fetching {
+		return true
+	}
+	if t.fetched != 0 && now-t.fetched < fetchEvery {
+		return false
+	}
+	t.fetching = true
+	e.wg.Go(func() {
+		_, err := t.remote.Refetch(e.ctx, d)
+		if err != nil {
+			e.log.Debug("descriptor not fetched", "segment", t.Name(), "err", err)
+		}
+		e.host.loop.Do(t.renewed)
+	})
+	return true
+}
+
+// renewed sends what waited for the descriptor on its way.
+func (t *target) renewed() {
+	now := t.engine.host.loop.Now()
+	t.fetching, t.fetched = false, now
+	all := t.waiting
+	t.waiting = nil
+	for _, w := range all {
+		s := submission{fence: w.fence, wait: w.wait}
+		t.engine.choose(now, w.task, t, &s)
+		w.fence.Drop()
+	}
+}
+
+// abort ends a task that waits for the descriptor.
+func (t *target) abort(task *ledger.Task, cause error) {
+	i := slices.IndexFunc(t.waiting, func(w waiting) bool { return w.task == task })
+	if i < 0 {
+		return
+	}
+	t.waiting[i].fence.Drop()
+	t.waiting = slices.Delete(t.waiting, i, i+1)
+	task.Closed(0, cause)
 }
 
 // railNames are the rails of a descriptor's devices.

@@ -90,11 +90,11 @@ func (t *Task) end() {
 	default:
 		t.publish(xfer.Failed)
 	}
-	b := t.batch
-	if !t.gaveUp {
-		b.answered()
+	b, gaveUp := t.batch, t.gaveUp
+	b.closed.Add(1)
+	if !gaveUp {
+		b.answered() // last: whoever waits may reuse the batch
 	}
-	b.closed.Add(1) // last: whoever sees it may reuse the batch
 }
 
 func (t *Task) publish(s xfer.Status) {
@@ -207,7 +207,7 @@ func (b *Batch) Err() error {
 	return nil
 }
 
-// Reset makes a closed batch empty again.
+// Reset makes a batch that is answered and closed empty again.
 func (b *Batch) Reset() {
 	b.used.Store(0)
 	b.done.Store(0)
