@@ -12,6 +12,7 @@ import (
 	"github.com/railhop/railhop/internal/lane"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/plan"
+	"github.com/railhop/railhop/internal/wire"
 )
 
 // Config says how an [Engine] is set up. Get one from [Defaults] or
@@ -20,6 +21,8 @@ type Config struct {
 	// Host is the name or address that peers dial, without a port: the port is
 	// drawn at random from the settings' range, as Mooncake does.
 	Host string
+	// SingleNode allows names that no other node can dial, such as localhost.
+	SingleNode bool
 	// Devices are the NICs that may be used, by name. Empty means all.
 	Devices []string
 	// Settings is what the MC_* and RAILHOP_* variables say, as described in
@@ -107,11 +110,15 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) validate() error {
-	if c.Host == "" {
-		return fmt.Errorf("railhop: Host is empty: want the name or address that peers dial")
+	host, _, err := wire.ParseServer(c.Host, 1)
+	if err != nil {
+		return fmt.Errorf("railhop: Host: %w", err)
 	}
-	if _, err := netip.ParseAddrPort(c.Host); err == nil {
-		return fmt.Errorf("railhop: Host %q has a port: want a host alone, the port is drawn from %d to %d", c.Host, c.Settings.Names.MinRPCPort, c.Settings.Names.MaxRPCPort)
+	if host != c.Host {
+		return fmt.Errorf("railhop: Host %q: want a host alone, the port is drawn from %d to %d", c.Host, c.Settings.Names.MinRPCPort, c.Settings.Names.MaxRPCPort)
+	}
+	if err := wire.CheckOwnHost(host, c.SingleNode); err != nil {
+		return fmt.Errorf("railhop: Host: %w", err)
 	}
 	return nil
 }

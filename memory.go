@@ -9,7 +9,6 @@ import (
 	"github.com/railhop/railhop/internal/ledger"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/segment"
-	"github.com/railhop/railhop/internal/wire"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -72,7 +71,7 @@ func (e *Engine) RegisterBatch(regions []Region) error {
 	}
 	e.local.Publish(bufs...)
 	limit := uint64(e.cfg.Settings.Names.MaxFrame)
-	if err := wire.CheckLength(e.local.Encoded(), limit); err != nil {
+	if err := e.local.CheckLength(limit); err != nil {
 		e.log.Warn("peers with default settings cannot read this segment's descriptor", "segment", e.name, "err", err)
 	}
 	return nil
