@@ -33,7 +33,7 @@ func NewAcceptor(sets ...*Set) *Acceptor {
 // Accept answers a handshake, in either phase. It always returns a reply: a
 // rejection is one with a ReplyMsg, in Mooncake's words.
 func (a *Acceptor) Accept(ctx context.Context, hs wire.HandShake) wire.HandShake {
-	_, device := SplitNICPath(hs.PeerNICPath)
+	_, device := wire.SplitNICPath(hs.PeerNICPath)
 	if device == "" {
 		return wire.HandShake{ReplyMsg: "Invalid peer_nic_path in handshake: " + hs.PeerNICPath}
 	}

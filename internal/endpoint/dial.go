@@ -91,7 +91,7 @@ func (e *Endpoint) connect(ctx context.Context, qps int) error {
 	req := e.handshake(false)
 	e.mu.Unlock()
 
-	server, _ := SplitNICPath(e.path)
+	server, _ := wire.SplitNICPath(e.path)
 	reply, err := s.opts.Dialer.Connect(ctx, server, req)
 	var gid nic.GID
 	var lid uint16
@@ -194,7 +194,7 @@ func (s *Set) identity(ctx context.Context, path string, hs wire.HandShake) (nic
 		}
 		return gid, lid, nil
 	}
-	gid, err := ParseGID(hs.LocalGID)
+	gid, err := wire.ParseGID(hs.LocalGID)
 	if err != nil {
 		return nic.GID{}, 0, refusal("Invalid peer GID: " + hs.LocalGID)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/railhop/railhop/internal/nic"
+	"github.com/railhop/railhop/internal/wire"
 )
 
 // drain polls everything and accounts for it.
@@ -210,7 +211,7 @@ func TestEviction(t *testing.T) {
 			w.connect(a, "p3@nic0")
 			var left string
 			for _, e := range a.set.store.all() {
-				server, _ := SplitNICPath(e.path)
+				server, _ := wire.SplitNICPath(e.path)
 				left += " " + server
 			}
 			if left[1:] != tc.want {
@@ -279,29 +280,4 @@ func TestClosePeer(t *testing.T) {
 	a.set.ClosePeer("b:1@nic0")
 	<-e.Gone()
 	w.connect(a, "b:1@nic0")
-}
-
-func TestParseGID(t *testing.T) {
-	for _, tc := range []struct {
-		in string
-		ok bool
-	}{
-		{"00:00:00:00:00:00:00:00:00:00:ff:ff:c0:a8:07:01", true},
-		{"0:0:0:0:0:0:0:0:0:0:FF:ff:C0:a8:7:1", true},
-		{"fe80::1", false},
-		{"", false},
-		{"00:00:00:00:00:00:00:00:00:00:ff:ff:c0:a8:07", false},
-		{"00:00:00:00:00:00:00:00:00:00:ff:ff:c0:a8:07:01:02", false},
-		{"00:00:00:00:00:00:00:00:00:00:ff:ff:c0:a8:07:01:", false},
-		{"00:00:00:00:00:00:00:00:00:00:ff:ff:c0:a8:07:001", false},
-		{"00:00:00:00:00:00:00:00:00:00:ff:ff:c0:a8:07:+1", false},
-	} {
-		g, err := ParseGID(tc.in)
-		if (err == nil) != tc.ok {
-			t.Errorf("%q: %v", tc.in, err)
-		}
-		if tc.ok && g != (nic.GID{10: 0xff, 11: 0xff, 12: 0xc0, 13: 0xa8, 14: 7, 15: 1}) {
-			t.Errorf("%q: %v", tc.in, g)
-		}
-	}
 }

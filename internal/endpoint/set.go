@@ -171,7 +171,7 @@ func NewSet(opts Options) (*Set, error) {
 	}
 	return &Set{
 		opts:    opts,
-		path:    NICPath(opts.Server, opts.NIC.Name),
+		path:    wire.NICPath(opts.Server, opts.NIC.Name),
 		cq:      cq,
 		closing: make(chan struct{}),
 		store:   store{byKey: make(map[key]*Endpoint), fifo: opts.FIFO},
@@ -214,7 +214,7 @@ func (s *Set) Get(path string) (*Endpoint, error) {
 	s.mu.Lock()
 	e := s.living(key{0, path})
 	if e == nil {
-		if server, device := SplitNICPath(path); server == "" || device == "" {
+		if server, device := wire.SplitNICPath(path); server == "" || device == "" {
 			s.mu.Unlock()
 			return nil, fmt.Errorf("endpoint: NIC path %q is not server@device", path)
 		}

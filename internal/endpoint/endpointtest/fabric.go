@@ -64,6 +64,19 @@ func (f *Fabric) QPs() int {
 	return len(f.qps)
 }
 
+// InState returns how many queue pairs are in a state.
+func (f *Fabric) InState(s nic.QPState) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := 0
+	for _, q := range f.qps {
+		if q.state == s {
+			n++
+		}
+	}
+	return n
+}
+
 // Find returns a queue pair by its number, or nil.
 func (f *Fabric) Find(qpn uint32) *QP {
 	f.mu.Lock()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/railhop/railhop/internal/endpoint"
 	"github.com/railhop/railhop/internal/nic"
+	"github.com/railhop/railhop/internal/wire"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -31,7 +32,7 @@ func (e *LinkError) Error() string {
 func (e *LinkError) Unwrap() []error { return []error{e.Cause, xfer.ErrEndpoint} }
 
 func (p *Path) linkError(l *link, tries int, cause error) error {
-	_, device := endpoint.SplitNICPath(l.path)
+	_, device := wire.SplitNICPath(l.path)
 	return &LinkError{
 		Local: l.nic.nic.Name, LocalRail: p.railOf(l.nic),
 		Peer: l.path, PeerRail: p.opts.RailOf(device),
@@ -45,10 +46,6 @@ func (p *Path) railOf(n *local) string {
 	}
 	return p.opts.RailOf(n.nic.Name)
 }
-
-// maxRefused is how often a target may refuse the same slice, with a descriptor
-// fetched in between.
-const maxRefused = 2
 
 // poll reads completions of one NIC.
 func (p *Path) poll(n *local, now time.Duration) (busy bool) {
@@ -107,9 +104,6 @@ func (p *Path) completed(n *local, c nic.Completion, now time.Duration) {
 		p.fail(l, ep, cause, now)
 		p.checkNIC(n, cause, now)
 	default:
-		if refusal(c.Status) {
-			s.refused++
-		}
 		// A target that refuses has answered: the link is good.
 		if p.fail(l, ep, cause, now) && !refusal(c.Status) {
 			l.losses++
@@ -118,7 +112,28 @@ func (p *Path) completed(n *local, c nic.Completion, now time.Duration) {
 			}
 		}
 	}
+	if refusal(c.Status) && p.refusedForGood(i) {
+		r := s.req
+		if r.first == nil {
+			r.first = cause
+		}
+		p.counts.retries.Add(1)
+		p.giveUp(i, p.linkError(l, int(s.tries)+1, r.first))
+		return
+	}
 	p.again(i, cause, now)
+}
+
+// refusedForGood reports whether the target refuses a request although its
+// descriptor was fetched anew after it did so first.
+func (p *Path) refusedForGood(i int32) bool {
+	s := &p.slices[i]
+	r := s.req
+	if r.refused {
+		return s.desc > r.desc
+	}
+	r.refused, r.desc = true, r.target.count
+	return false
 }
 
 func opOf(s *slice) nic.Op {
@@ -154,7 +169,7 @@ func (p *Path) flushed(i int32, ep *endpoint.Endpoint, now time.Duration) {
 // reaped closes what an endpoint took with it without a report.
 func (p *Path) reaped(ep *endpoint.Endpoint, now time.Duration) {
 	if l := p.links[linkKey{p.nicOf(ep), ep.Path()}]; l != nil && l.ep == ep {
-		l.ep = nil
+		p.died(l, now)
 	}
 	if ep.Open() == 0 {
 		return
@@ -216,12 +231,12 @@ func (p *Path) again(i int32, cause error, now time.Duration) {
 	}
 	s.tries++
 	p.counts.retries.Add(1)
-	if int(s.tries) >= p.opts.RetryCount || s.refused >= maxRefused {
+	if int(s.tries) >= p.opts.RetryCount {
 		p.giveUp(i, p.linkError(l, int(s.tries), r.first))
 		return
 	}
 	t := r.target
-	if l.failed && (!t.known || t.fetched <= l.failedAt) && p.refetch(t, now) {
+	if l.failed && (t.count == 0 || t.fetched <= l.failedAt) && p.refetch(t, now) {
 		p.await(i)
 		return
 	}
@@ -252,7 +267,7 @@ func (p *Path) route(i int32, now time.Duration) {
 			}
 			l, rkey, first, err := p.choose(n, s, now)
 			if l != nil {
-				s.lkey, s.rkey = s.lkeys[n.nic.Index], rkey
+				s.lkey, s.rkey, s.desc = s.lkeys[n.nic.Index], rkey, r.target.count
 				p.enqueue(l, i)
 				return
 			}

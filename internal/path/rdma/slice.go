@@ -21,23 +21,25 @@ type slice struct {
 	length uint64
 	lkey   uint32
 	rkey   uint32
+	desc   uint32 // descriptors fetched when it was routed
 
-	tries   int16 // attempts that failed
-	refused int16 // of them, by the target
-	avoid   int16 // position of the NIC that failed it, -1 for none
-	uncut   bool  // stands for a whole request until there is a descriptor
+	tries int16 // attempts that failed
+	avoid int16 // position of the NIC that failed it, -1 for none
+	uncut bool  // stands for a whole request until there is a descriptor
 }
 
 // request is a [Work] with slices that are not closed.
 type request struct {
-	op     xfer.Opcode
-	target *target
-	owner  Owner
-	nic    *local // preferred one
-	open   int
-	pos    int   // in Path.requests
-	first  error // why an attempt failed, the first time
-	cause  error // why the rest of it is not tried any more
+	op      xfer.Opcode
+	target  *target
+	owner   Owner
+	nic     *local // preferred one
+	open    int
+	pos     int    // in Path.requests
+	first   error  // why an attempt failed, the first time
+	refused bool   // by the target
+	desc    uint32 // descriptors fetched by then
+	cause   error  // why the rest of it is not tried any more
 }
 
 // list is a queue of slices, linked by their next.

@@ -19,7 +19,7 @@ type target struct {
 	open     int  // requests
 	fetching bool // a goroutine fetches the descriptor
 	fetched  time.Duration
-	known    bool // it was fetched at least once
+	count    uint32 // fetches so far
 	waiting  list
 }
 
@@ -53,7 +53,7 @@ func (p *Path) refetch(t *target, now time.Duration) bool {
 	if t.fetching {
 		return true
 	}
-	if p.closed || t.known && now-t.fetched < p.opts.FetchEvery {
+	if p.closed || t.count > 0 && now-t.fetched < p.opts.FetchEvery {
 		return false
 	}
 	t.fetching = true
@@ -108,7 +108,8 @@ func (p *Path) readMail(now time.Duration) bool {
 // fetchedAnew routes what waited for a descriptor. If it could not be fetched, the
 // old one has to do.
 func (p *Path) fetchedAnew(t *target, err error, now time.Duration) {
-	t.fetching, t.known, t.fetched = false, true, now
+	t.fetching, t.fetched = false, now
+	t.count++
 	if err != nil {
 		p.counts.fetchFailures.Add(1)
 		p.opts.Log.Debug("descriptor not fetched", "segment", t.Name(), "error", err)

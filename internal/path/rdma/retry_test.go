@@ -1,0 +1,418 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/railhop/railhop/internal/endpoint"
+	"github.com/railhop/railhop/internal/nic"
+	"github.com/railhop/railhop/internal/xfer"
+)
+
+// failN fails the first n requests on a device ("" for any) with status.
+func (r *rig) failN(device string, n int, status nic.Status) {
+	r.fabric.Fault = func(d string, _ nic.WR) nic.Status {
+		if n > 0 && (device == "" || d == device) {
+			n--
+			return status
+		}
+		return nic.StatusSuccess
+	}
+}
+
+func TestFailover(t *testing.T) {
+	for _, tc := range []struct {
+		name        string
+		local, peer int // NICs
+		status      nic.Status
+		times       int
+		wantNIC     string // local one that moved the bytes after all
+		wantPeer    string
+	}{
+		{"no answer, one peer NIC", 1, 1, nic.StatusRetryExceeded, 1, "nic0", "nic0"},
+		{"no answer, two peer NICs", 1, 2, nic.StatusRetryExceeded, 1, "nic0", "nic1"},
+		{"unspecific", 1, 2, nic.StatusGeneral, 1, "nic0", "nic1"},
+		{"refused once", 1, 2, nic.StatusRemoteAccess, 1, "nic0", ""},
+		{"local error", 2, 1, nic.StatusLocalProtection, 1, "nic1", "nic0"},
+		{"local error, one NIC", 1, 1, nic.StatusLocalQPOperation, 1, "nic0", "nic0"},
+		{"eight times", 1, 1, nic.StatusRetryExceeded, 8, "nic0", "nic0"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t, tc.local, func(o *Options, _ *endpoint.Options) {
+				o.Matrix = map[string][2][]string{"cuda:0": {{"nic0"}, {}}}
+			})
+			m := r.peer("b:1", tc.peer)
+			m.first = 1
+			r.failN("nic0", tc.times, tc.status)
+			o := r.submit(m, 100)
+			r.finish(true, o)
+			if len(o.errs) != 0 || o.bytes != 100 {
+				t.Fatalf("%+v", o)
+			}
+			for _, l := range r.path.Stats().Links {
+				if l.Bytes > 0 && (l.NIC != tc.wantNIC || tc.wantPeer != "" && peerNIC(l.Peer) != tc.wantPeer) {
+					t.Errorf("went by %s to %s, want %s to %s", l.NIC, l.Peer, tc.wantNIC, tc.wantPeer)
+				}
+			}
+			if m.fetches.Load() == 0 {
+				t.Error("the descriptor was not fetched anew")
+			}
+			r.settled()
+		})
+	}
+}
+
+func TestPausedLinkComesBack(t *testing.T) {
+	r := newRig(t, 1, nil)
+	m := r.peer("b:1", 2)
+	m.first = 1
+	r.failN("", 1, nic.StatusRetryExceeded)
+	r.finish(false, r.submit(m, 100))
+	ops := func() (n [2]uint64) {
+		for _, l := range r.path.Stats().Links {
+			n[l.Peer[len(l.Peer)-1]-'0'] = l.Ops
+		}
+		return n
+	}
+	r.clock.Add(int64(29 * time.Second))
+	r.finish(false, r.submit(m, 100))
+	if n := ops(); n != [2]uint64{0, 2} {
+		t.Errorf("operations by peer NIC %v while the first is paused", n)
+	}
+	r.clock.Add(int64(2 * time.Second))
+	r.finish(false, r.submit(m, 100))
+	if n := ops(); n != [2]uint64{1, 2} {
+		t.Errorf("operations by peer NIC %v after its pause", n)
+	}
+}
+
+func TestFlushedAreSentAgain(t *testing.T) {
+	r := newRig(t, 1, nil)
+	m := r.peer("b:1", 1)
+	r.failN("", 1, nic.StatusRetryExceeded)
+	o := r.submit(m, 50*65536)
+	r.finish(true, o)
+	if len(o.errs) != 0 || o.bytes != 50*65536 {
+		t.Fatalf("%+v", o)
+	}
+	st := r.path.Stats()
+	if st.Flushed == 0 || st.NICs[0].Endpoints.Reconnects != 1 || m.fetches.Load() != 1 {
+		t.Errorf("%+v, %d fetches", st, m.fetches.Load())
+	}
+	r.settled()
+}
+
+func TestDirectImpossible(t *testing.T) {
+	t.Run("no answer", func(t *testing.T) {
+		r := newRig(t, 1, nil)
+		m := r.peer("b:1", 1)
+		r.failN("", 1<<30, nic.StatusRetryExceeded)
+		start := r.now()
+		o := r.submit(m, 200000)
+		r.finish(true, o)
+		for _, want := range []string{"nic0 (rail rail0)", "b:1@nic0 (rail nic0)", "retry counter exceeded"} {
+			if !strings.Contains(o.errs[0].Error(), want) {
+				t.Errorf("%q is not in %q", want, o.errs[0])
+			}
+		}
+		wantErr(t, o, xfer.ErrEndpoint)
+		if took := r.now() - start; took > 15*time.Second {
+			t.Errorf("given up after %v", took)
+		}
+		// Not tried for ever: the next fails at once, until the pause is over.
+		posted := r.path.Stats().Posted
+		o = r.submit(m, 200000)
+		if !o.done() || r.path.Stats().Posted != posted {
+			t.Errorf("tried again: %+v", o)
+		}
+		r.fabric.Fault = nil
+		r.clock.Add(int64(31 * time.Second))
+		o = r.submit(m, 200000)
+		r.finish(true, o)
+		if len(o.errs) > 0 {
+			t.Errorf("blacklisted for good: %v", o.errs[0])
+		}
+		r.settled()
+	})
+	t.Run("nobody listens", func(t *testing.T) {
+		r := newRig(t, 1, nil)
+		m := r.peer("b:1", 1)
+		r.net.Serve("b:1", nil)
+		start := r.now()
+		o := r.submit(m, 200000)
+		r.finish(true, o)
+		if !strings.Contains(o.errs[0].Error(), "connection refused") {
+			t.Errorf("got %q", o.errs[0])
+		}
+		if took := r.now() - start; took > 5*time.Second {
+			t.Errorf("given up after %v", took)
+		}
+		dials, _ := r.net.Calls()
+		if o = r.submit(m, 100); !o.done() {
+			t.Error("the next does not fail at once")
+		}
+		if n, _ := r.net.Calls(); n != dials || n > 4 {
+			t.Errorf("%d dials, then %d", dials, n)
+		}
+		r.start("b:1", 1)
+		r.clock.Add(int64(20 * time.Second))
+		o = r.submit(m, 100)
+		r.finish(true, o)
+		if len(o.errs) > 0 {
+			t.Errorf("blacklisted for good: %v", o.errs[0])
+		}
+		r.settled()
+	})
+}
+
+func TestRefusedByTarget(t *testing.T) {
+	r := newRig(t, 1, nil)
+	m := r.peer("b:1", 1)
+	r.failN("", 1<<30, nic.StatusRemoteAccess)
+	o := r.submit(m, 100)
+	r.finish(true, o)
+	var ce *nic.CompletionError
+	if !errors.As(o.errs[0], &ce) || ce.Status != nic.StatusRemoteAccess {
+		t.Errorf("got %v", o.errs[0])
+	}
+	if n := r.path.Stats().Posted; n != 2 {
+		t.Errorf("posted %d times, want twice, with a fetch in between", n)
+	}
+}
+
+type lines struct{ n int }
+
+func (l *lines) Write(p []byte) (int, error) { l.n++; return len(p), nil }
+
+// 1,000 slices fail with a bad-request error (D20).
+func TestStormOfRefusals(t *testing.T) {
+	var log lines
+	r := newRig(t, 1, func(o *Options, eo *endpoint.Options) {
+		eo.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	})
+	m := r.peer("b:1", 1)
+	r.finish(false, r.submit(m, 1))
+	r.failN("", 1<<30, nic.StatusRemoteInvalid)
+	start := r.now()
+	var owners []*owner
+	for range 1000 {
+		owners = append(owners, r.submit(m, 100))
+	}
+	r.finish(true, owners...)
+	seconds := int((r.now()-start)/time.Second) + 2
+	st := r.path.Stats().NICs[0].Endpoints
+	if int(st.Reconnects) > seconds || log.n > seconds {
+		t.Errorf("%d reconnects and %d log lines in %d s", st.Reconnects, log.n, seconds)
+	}
+	for _, o := range owners {
+		if len(o.errs) != 1 || !strings.Contains(o.errs[0].Error(), "remote invalid request") {
+			t.Fatalf("first cause not kept: %v", o.errs)
+		}
+	}
+	r.settled()
+	// The peer is usable again.
+	r.fabric.Fault = nil
+	o := r.submit(m, mib)
+	r.finish(true, o)
+	if len(o.errs) > 0 {
+		t.Error(o.errs[0])
+	}
+	r.settled()
+}
+
+// A request that has failed takes its queued slices with it.
+func TestOneRefusalEndsTheRequest(t *testing.T) {
+	r := newRig(t, 1, nil)
+	m := r.peer("b:1", 1)
+	r.finish(false, r.submit(m, 1))
+	r.failN("", 1<<30, nic.StatusRemoteAccess)
+	start := r.now()
+	o := r.submit(m, 1000*65536)
+	r.finish(true, o)
+	if took := r.now() - start; took > 3*time.Second || o.bytes != 0 {
+		t.Errorf("took %v, %d bytes", took, o.bytes)
+	}
+	r.settled()
+}
+
+func TestStormOfPeers(t *testing.T) {
+	r := newRig(t, 1, nil)
+	var owners []*owner
+	for i := range 240 {
+		owners = append(owners, r.submit(r.peer(fmt.Sprintf("b%d:1", i), 1), 3*65536))
+	}
+	r.finish(false, owners...)
+	for i, o := range owners {
+		if o.bytes != 3*65536 {
+			t.Errorf("peer %d: %+v", i, o)
+		}
+	}
+	if _, most := r.net.Calls(); most > 32 {
+		t.Errorf("%d dials at once", most)
+	}
+	r.settled()
+}
+
+func TestPeerRestarts(t *testing.T) {
+	r := newRig(t, 1, nil)
+	m := &remote{name: "b:1", nics: []string{"b:1@nic0"}, rkey: 7}
+	m.buffers.Store(&[]Region{{Addr: mib, Length: 1 << 40}})
+	stop := r.start("b:1", 1)
+	r.finish(false, r.submit(m, mib))
+	stop()
+	r.clock.Add(int64(time.Minute))
+	r.start("b:1", 1)
+	calls, _ := r.net.Calls()
+	o := r.submit(m, mib)
+	r.finish(true, o)
+	if len(o.errs) > 0 {
+		t.Fatal(o.errs[0])
+	}
+	if n, _ := r.net.Calls(); n != calls+2 || m.fetches.Load() != 1 {
+		t.Errorf("%d messages and %d fetches, want one handshake (2) and 1", n-calls, m.fetches.Load())
+	}
+	r.settled()
+}
+
+func TestEvictedAreSentAgainWithoutPenalty(t *testing.T) {
+	r := newRig(t, 1, nil)
+	m := r.peer("b:1", 1)
+	r.finish(false, r.submit(m, 1))
+	r.fabric.Hold()
+	o := r.submit(m, 10*65536)
+	r.until("posted", false, func() bool { return r.path.Stats().Posted == 11 })
+	r.sets[0].ClosePeer("b:1@nic0")
+	r.fabric.Release()
+	r.finish(true, o)
+	if st := r.path.Stats(); len(o.errs) > 0 || st.Retries != 0 || m.fetches.Load() != 0 {
+		t.Errorf("%+v, %+v", o, st)
+	}
+	r.settled()
+}
+
+func TestAbort(t *testing.T) {
+	r := newRig(t, 1, func(_ *Options, eo *endpoint.Options) { eo.MaxWR, eo.MaxCQE = 8, 16 })
+	m := r.peer("b:1", 1)
+	r.finish(false, r.submit(m, 1))
+	r.fabric.Hold()
+	bad, good := r.submit(m, 12*65536), r.submit(m, 12*65536)
+	r.until("posted", false, func() bool { return r.path.Stats().Posted == 17 })
+	r.fabric.Stick() // the NIC cannot say yet that nothing lands any more
+	timeout := errors.New("too late")
+	r.path.Abort(bad, timeout)
+	r.until("both ends in ERR", false, func() bool { return r.fabric.InState(nic.Err) == 4 })
+	for range 20 {
+		r.path.Step(r.now())
+	}
+	if bad.closed != 0 || good.closed != 0 {
+		t.Errorf("closed %d and %d slices that may still land", bad.closed, good.closed)
+	}
+	r.fabric.Release()
+	r.finish(true, bad, good)
+	wantErr(t, bad, timeout)
+	if len(bad.errs) != 12 || len(good.errs) != 0 || good.bytes != 12*65536 {
+		t.Errorf("%d errors, want 12; the other: %+v", len(bad.errs), good)
+	}
+	if st := r.path.Stats(); st.Retries != 0 {
+		t.Errorf("%d retries: another owner's slices paid for the abort", st.Retries)
+	}
+	r.path.Abort(bad, timeout) // nothing is left to abort
+	r.settled()
+}
+
+func TestAbortQueued(t *testing.T) {
+	r := newRig(t, 1, nil)
+	m := r.peer("b:1", 1)
+	r.net.Serve("b:1", nil)
+	cause := errors.New("cancelled")
+	o, other := r.submit(m, mib), r.submit(m, mib)
+	r.path.Abort(o, cause)
+	if !o.done() || other.closed != 0 {
+		t.Errorf("closed %d of %d at once, and %d of the other", o.closed, o.opened, other.closed)
+	}
+	wantErr(t, o, cause)
+	r.start("b:1", 1)
+	r.finish(true, other)
+	r.settled()
+}
+
+func TestPortDownAndUp(t *testing.T) {
+	type change struct {
+		name   string
+		active bool
+	}
+	var seen []change
+	r := newRig(t, 2, func(o *Options, _ *endpoint.Options) {
+		o.Matrix = map[string][2][]string{"cuda:0": {{"nic0"}, {"nic1"}}}
+		o.Health = func(n *endpoint.NIC, active bool, _ error) { seen = append(seen, change{n.Name, active}) }
+	})
+	m := r.peer("b:1", 1)
+	r.finish(false, r.submit(m, 1))
+	r.fabric.Hold()
+	o := r.submit(m, 20*65536)
+	r.until("posted", false, func() bool { return r.path.Stats().Posted == 21 })
+	r.cards[0].SetPort(nic.PortDown)
+	r.until("inactive", false, func() bool { return !r.path.nics[0].active })
+	r.fabric.Release()
+	r.finish(true, o)
+	if len(o.errs) > 0 || r.sets[0].NIC().Active() {
+		t.Errorf("%+v", o)
+	}
+	r.cards[0].SetPort(nic.PortActive)
+	r.until("event read", false, func() bool { return r.path.nics[0].backAt != 0 })
+	if limit := r.path.Arm(r.now()); limit <= 0 || limit > 30*time.Second {
+		t.Errorf("the pump may sleep %v, want until the quarantine is over", limit)
+	}
+	r.clock.Add(int64(29 * time.Second))
+	r.path.Step(r.now())
+	if r.path.nics[0].active {
+		t.Error("back before its quarantine is over")
+	}
+	r.clock.Add(int64(time.Second))
+	r.path.Step(r.now())
+	if want := []change{{"nic0", false}, {"nic0", true}}; len(seen) != 2 || seen[0] != want[0] || seen[1] != want[1] {
+		t.Errorf("told %v, want %v", seen, want)
+	}
+	r.settled()
+}
+
+func TestAllNICsDown(t *testing.T) {
+	r := newRig(t, 1, nil)
+	m := r.peer("b:1", 1)
+	r.cards[0].SetPort(nic.PortDown)
+	r.until("inactive", false, func() bool { return !r.path.nics[0].active })
+	o := r.submit(m, 100)
+	if !o.done() {
+		t.Fatal("waits for a NIC")
+	}
+	wantErr(t, o, xfer.ErrContext)
+}
+
+func TestNICThatKeepsFailing(t *testing.T) {
+	r := newRig(t, 2, func(o *Options, _ *endpoint.Options) {
+		o.Matrix = map[string][2][]string{"cuda:0": {{"nic0"}, {"nic1"}}}
+	})
+	m := r.peer("b:1", 1)
+	r.failN("nic0", 1<<30, nic.StatusLocalProtection)
+	for range 40 {
+		o := r.submit(m, 100)
+		r.finish(true, o)
+		if len(o.errs) > 0 {
+			t.Fatal(o.errs[0])
+		}
+		r.clock.Add(int64(time.Second))
+	}
+	if r.path.nics[0].active || r.path.Stats().Deactivations != 1 {
+		t.Errorf("%+v", r.path.Stats())
+	}
+	r.fabric.Fault = nil
+	r.clock.Add(int64(31 * time.Second))
+	r.path.Step(r.now())
+	if !r.path.nics[0].active {
+		t.Error("inactive for good")
+	}
+}
