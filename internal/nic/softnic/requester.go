@@ -272,6 +272,7 @@ func (e *nakError) Error() string { return fmt.Sprintf("refused by the peer: %v"
 // acks turns frames into completions.
 func (q *qp) acks(s *stream, h *holder, line *delay) error {
 	seen, ahead := uint64(0), ackAhead
+	reads := make([]nic.WR, 0, maxBatch)
 	for {
 		if err := s.fill(frameBytes, ahead); err != nil {
 			return err
@@ -281,27 +282,29 @@ func (q *qp) acks(s *stream, h *holder, line *delay) error {
 			return err
 		}
 		s.r += frameBytes
-		w, err := q.check(seen, f)
-		if err != nil {
+		if reads, err = q.check(seen, f, reads[:0]); err != nil {
 			return err
 		}
+		seen, ahead = f.seq, ackAhead
 		switch f.kind {
-		case frameAck:
-			seen, ahead = f.seq, ackAhead
 		case frameNak:
 			line.pass(f.seq)
 			return &nakError{f.status}
 		case frameData:
-			if !h.local(q.pd, &w, f.seq) {
-				q.fail(nic.StatusLocalProtection)
-				return net.ErrClosed
-			}
-			ahead = frameBytes
-			if w.Length <= smallOp {
-				ahead = ackAhead
+			seen += uint64(f.count)
+			if int(f.length)/f.count > smallOp {
+				ahead = frameBytes
 			}
 			s.begin()
-			err := s.land(w.LocalAddr, w.Length)
+			for i := range reads {
+				w := &reads[i]
+				if !h.local(q.pd, w, f.seq) {
+					err = syscall.EFAULT
+				} else if err = s.land(w.LocalAddr, w.Length); err == nil {
+					continue
+				}
+				break
+			}
 			if err == nil {
 				_, err = s.finish(ahead)
 			}
@@ -309,29 +312,34 @@ func (q *qp) acks(s *stream, h *holder, line *delay) error {
 			if err != nil {
 				return err
 			}
-			seen = f.seq + 1
 		}
 		line.pass(seen)
 	}
 }
 
 // check refuses a frame that does not fit what was sent: acks must not go back, run
-// ahead or skip a read. It returns the read that data belongs to.
-func (q *qp) check(seen uint64, f frame) (w nic.WR, err error) {
+// ahead or skip a read. It appends the reads that data belongs to.
+func (q *qp) check(seen uint64, f frame, reads []nic.WR) ([]nic.WR, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	ok := f.seq >= seen && f.seq <= q.sent && (f.kind == frameAck || f.seq < q.sent)
+	ok := f.seq >= seen && f.seq <= q.sent && (f.kind == frameAck || f.seq < q.sent) && uint64(f.count) <= q.sent-f.seq
 	for i := seen; ok && i < f.seq; i++ {
 		ok = q.slot(i).Op != nic.OpRead
 	}
-	if ok && f.kind == frameData {
-		w = *q.slot(f.seq)
-		ok = w.Op == nic.OpRead && w.Length == f.length
+	total := uint64(0)
+	for i := range uint64(f.count) {
+		if !ok {
+			break
+		}
+		w := q.slot(f.seq + i)
+		ok = w.Op == nic.OpRead
+		total += uint64(w.Length)
+		reads = append(reads, *w)
 	}
-	if !ok {
-		return w, fmt.Errorf("frame of kind %d for %d, %d of %d done: %w", f.kind, f.seq, seen, q.sent, errMalformed)
+	if !ok || total != uint64(f.length) {
+		return nil, fmt.Errorf("frame of kind %d for %d, %d of %d done: %w", f.kind, f.seq, seen, q.sent, errMalformed)
 	}
-	return w, nil
+	return reads, nil
 }
 
 // delay holds completions back for the configured round trip.

@@ -263,14 +263,13 @@ func (in *inbound) apply() (nic.Status, error) {
 			ahead = stageBytes
 		}
 		for rest := in.ops[:n]; len(rest) > 0; {
+			var k int
+			var status nic.Status
 			if rest[0].kind == nic.OpRead {
-				if status, err := in.read(&rest[0]); status != 0 || err != nil {
-					return status, err
-				}
-				rest = rest[1:]
-				continue
+				k, status, err = in.read(rest)
+			} else {
+				k, status, err = in.write(rest, ahead)
 			}
-			k, status, err := in.write(rest, ahead)
 			if status != 0 || err != nil {
 				return status, err
 			}
@@ -337,30 +336,38 @@ func (in *inbound) credit(ops []op, missing int) int {
 	return n
 }
 
-// read sends what the peer asks for.
-func (in *inbound) read(o *op) (nic.Status, error) {
-	if !in.h.remote(in.q.pd, in.q.access, o) {
-		return nic.StatusRemoteAccess, nil
-	}
-	putFrame(in.frame[:], frame{kind: frameData, length: o.length, seq: in.applied})
-	s := in.s
+// read sends what the reads at the head of ops ask for. It returns how many they were.
+func (in *inbound) read(ops []op) (int, nic.Status, error) {
+	s, n, total := in.s, 0, 0
 	s.wiov = append(s.wiov[:0], iovOf(in.frame[:]))
-	if o.length > 0 {
-		s.wiov = append(s.wiov, iovec{base: uintptr(o.addr), len: uintptr(o.length)})
+	for n < len(ops) && ops[n].kind == nic.OpRead && (n == 0 || total+int(ops[n].length) <= paceChunk) {
+		o := &ops[n]
+		if !in.h.remote(in.q.pd, in.q.access, o) {
+			break
+		}
+		if o.length > 0 {
+			s.wiov = append(s.wiov, iovec{base: uintptr(o.addr), len: uintptr(o.length)})
+		}
+		total += int(o.length)
+		n++
 	}
+	if n == 0 {
+		return 0, nic.StatusRemoteAccess, nil
+	}
+	putFrame(in.frame[:], frame{kind: frameData, count: n, length: uint32(total), seq: in.applied})
 	err := s.writePaced(s.wiov, in.q.d.pace, in.cross, in.timer, in.kicked)
 	revoked := in.h.release()
 	if err != nil {
-		return 0, err
+		return n, 0, err
 	}
 	if revoked && !in.resume() {
-		return 0, net.ErrClosed
+		return n, 0, net.ErrClosed
 	}
-	in.applied++
+	in.applied += uint64(n)
 	in.acked, in.unacked = in.applied, 0
-	in.count.opsHere.Add(1)
-	in.count.readHere.Add(uint64(o.length))
-	return 0, nil
+	in.count.opsHere.Add(uint64(n))
+	in.count.readHere.Add(uint64(total))
+	return n, 0, nil
 }
 
 // ack tells the peer how far it has got.

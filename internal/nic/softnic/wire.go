@@ -19,12 +19,13 @@ import (
 //	batch  count u16, mark u16, zero u32, count operations, then the payload of its
 //	       writes, back to back
 //	op     kind u8, zero [3], rkey u32, address u64, length u32, zero u32
-//	frame  kind u8, zero u8, status u16, length u32, sequence u64, then the payload
-//	       of a read
+//	frame  kind u16, status or count u16, length u32, sequence u64, then the payload of
+//	       that many reads, back to back
 //
 // A sequence counts operations from 0. An ack with n says that operations
-// 0..n-1 are done; read data for n says the same, and brings operation n; a nak
-// for n says the same, that n failed, and that the responder has left the memory for good.
+// 0..n-1 are done; read data for n says the same, and brings operation n and those after
+// it, count in all; a nak for n says the same, that n failed, and that the responder
+// has left the memory for good.
 const (
 	helloMagic  = 0x4e534852 // "RHSN"
 	wireVersion = 1
@@ -195,31 +196,33 @@ func parseOp(b []byte) (op, error) {
 
 // frame is what the responder sends back.
 type frame struct {
-	kind   uint8
-	status nic.Status
-	length uint32
+	kind   uint16
+	status nic.Status // of a nak
+	count  int        // of data
+	length uint32     // of data, all together
 	seq    uint64
 }
 
 func putFrame(b []byte, f frame) {
 	le := binary.LittleEndian
-	le.PutUint16(b[0:], uint16(f.kind))
-	le.PutUint16(b[2:], uint16(f.status))
+	le.PutUint16(b[0:], f.kind)
+	le.PutUint16(b[2:], uint16(f.status)|uint16(f.count))
 	le.PutUint32(b[4:], f.length)
 	le.PutUint64(b[8:], f.seq)
 }
 
 func parseFrame(b []byte) (frame, error) {
 	le := binary.LittleEndian
-	kind := le.Uint16(b)
-	f := frame{kind: uint8(kind), status: nic.Status(le.Uint16(b[2:])), length: le.Uint32(b[4:]), seq: le.Uint64(b[8:])}
-	ok := false
-	switch kind {
+	f := frame{kind: le.Uint16(b), length: le.Uint32(b[4:]), seq: le.Uint64(b[8:])}
+	extra, ok := le.Uint16(b[2:]), false
+	switch f.kind {
 	case frameAck:
-		ok = f.status == 0 && f.length == 0
+		ok = extra == 0 && f.length == 0
 	case frameData:
-		ok = f.status == 0
+		f.count = int(extra)
+		ok = f.count > 0 && f.count <= maxBatch
 	case frameNak:
+		f.status = nic.Status(extra)
 		ok = f.status != 0 && f.length == 0
 	}
 	if !ok {
