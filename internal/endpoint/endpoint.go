@@ -230,12 +230,14 @@ func (e *Endpoint) die(cause error) bool {
 
 // move changes the state unless somebody else has, for instance to DEAD.
 func (e *Endpoint) move(from, to State) bool {
-	if !e.state.CompareAndSwap(uint32(from), uint32(to)) {
-		return false
-	}
+	moved := false
 	if to == Connected {
-		e.set.connected(e)
+		moved = e.set.connected(e, from)
+	} else {
+		moved = e.state.CompareAndSwap(uint32(from), uint32(to))
 	}
-	e.set.changed()
-	return true
+	if moved {
+		e.set.changed()
+	}
+	return moved
 }

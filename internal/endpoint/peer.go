@@ -56,19 +56,24 @@ func (s *Set) Trouble(path string) Trouble {
 	return Trouble{Failures: p.failures, Cause: p.cause, Until: p.notBefore}
 }
 
-// connected notes a success.
-func (s *Set) connected(e *Endpoint) {
+// connected lets e become CONNECTED, unless it is not in from any more, and notes
+// the success before anybody can note how it ended.
+func (s *Set) connected(e *Endpoint, from State) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !e.state.CompareAndSwap(uint32(from), uint32(Connected)) {
+		return false
+	}
 	s.stats.Connects++
 	if e.epoch != 0 {
-		return
+		return true
 	}
 	p := s.peer(e.path)
 	if p.connected {
 		s.stats.Reconnects++
 	}
 	p.connected, p.failures, p.cause = true, 0, nil
+	return true
 }
 
 // Benign reports whether an endpoint that died of cause did so for no fault of
