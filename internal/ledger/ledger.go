@@ -25,8 +25,9 @@ type Result struct {
 // Task is one request of a batch. Opened, Closed and Fail belong to the pump.
 type Task struct {
 	Req xfer.Request
-	// Mark is for whoever routes the task.
+	// Mark and Why are for whoever routes the task.
 	Mark int
+	Why  xfer.Reason // why bytes of it went direct, the last time
 
 	batch  *Batch
 	open   int
@@ -64,6 +65,17 @@ func (t *Task) Open() bool { return t.open > 0 }
 // Err is the first error of the task. It may be read once the status is final.
 func (t *Task) Err() error { return t.err }
 
+// Missing is how many bytes are not in place.
+func (t *Task) Missing() uint64 { return t.Req.Length - min(t.moved, t.Req.Length) }
+
+// Explain replaces the error of a task by one that wraps it and says more, unless
+// the caller has it already. It belongs to [Batch.Ended].
+func (t *Task) Explain(err error) {
+	if !t.gaveUp {
+		t.err = err
+	}
+}
+
 // GiveUp ends the task for its caller with [xfer.Timeout] although shares are
 // open, whose bytes may still land. The batch stays busy until they are closed.
 func (t *Task) GiveUp(err error) {
@@ -79,6 +91,9 @@ func (t *Task) GiveUp(err error) {
 }
 
 func (t *Task) end() {
+	if f := t.batch.Ended; f != nil && t.err != nil {
+		f(t)
+	}
 	switch {
 	case t.gaveUp:
 	case t.err == nil:
@@ -105,6 +120,10 @@ func (t *Task) publish(s xfer.Status) {
 // Batch is a set of tasks that are waited for together. Add belongs to one
 // goroutine at a time; the queries may be called by any.
 type Batch struct {
+	// Ended is called on the pump for each task that has failed, when nothing of it
+	// is open any more and before its status is final.
+	Ended func(*Task)
+
 	tasks  []Task
 	used   atomic.Int32 // tasks added
 	done   atomic.Int32 // tasks answered
@@ -133,7 +152,7 @@ func (b *Batch) Add(reqs []xfer.Request) ([]Task, error) {
 	added := b.tasks[n : n+len(reqs)]
 	for i := range added {
 		t := &added[i]
-		t.Req, t.Mark, t.batch = reqs[i], 0, b
+		t.Req, t.Mark, t.Why, t.batch = reqs[i], 0, xfer.NoReason, b
 		t.open, t.err, t.gaveUp, t.moved = 0, nil, false, 0
 		t.transferred.Store(0)
 		t.status.Store(int32(xfer.Pending))

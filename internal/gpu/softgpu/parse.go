@@ -45,8 +45,8 @@ func parseBusID(s string) (busID, error) {
 //
 //	0000:a0:00.0,numa=0,memops=off;0000:a1:00.0,numa=1,peer=off,max=1073741824
 //
-// Each is a bus id and, in any order, numa (a node, -1 for unknown), memops and
-// peer (on or off) and max (bytes).
+// Each is a bus id and, in any order, numa (a node, -1 for unknown), memops, peer
+// and batch (on or off) and max (bytes).
 func ParseDevices(text string) ([]DeviceConfig, error) {
 	if n, err := strconv.Atoi(text); err == nil {
 		if n < 0 || n > MaxDevices {
@@ -92,13 +92,15 @@ func parseDevice(item string) (DeviceConfig, error) {
 			c.StreamMemOps, err = parseSwitch(value)
 		case "peer":
 			c.PeerAtomics, err = parseSwitch(value)
+		case "batch":
+			c.BatchedCopy, err = parseSwitch(value)
 		case "max":
 			c.MaxBytes, err = strconv.ParseUint(value, 10, 63)
 			if err != nil || c.MaxBytes == 0 {
 				err = fmt.Errorf("want a number of bytes, 1 or more")
 			}
 		default:
-			err = fmt.Errorf("want numa, memops, peer or max")
+			err = fmt.Errorf("want numa, memops, peer, batch or max")
 		}
 		if err != nil {
 			return DeviceConfig{}, fmt.Errorf("softgpu: device %s: %q: %w", id, field, err)

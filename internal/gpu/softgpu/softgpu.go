@@ -40,6 +40,9 @@ type DeviceConfig struct {
 	// PeerAtomics says whether streams of this device may ring words that are
 	// ordered after copies to other devices (NVLink).
 	PeerAtomics bool
+	// BatchedCopy says whether the device claims to run a batch of copies as one
+	// operation. It runs them all the same.
+	BatchedCopy bool
 	// MaxBytes limits what this process allocates on the device. Zero means the
 	// host's memory.
 	MaxBytes uint64
@@ -56,7 +59,7 @@ func Uniform(n int) []DeviceConfig {
 }
 
 func defaultConfig(busID string) DeviceConfig {
-	return DeviceConfig{BusID: busID, NUMA: -1, StreamMemOps: true, PeerAtomics: true}
+	return DeviceConfig{BusID: busID, NUMA: -1, StreamMemOps: true, PeerAtomics: true, BatchedCopy: true}
 }
 
 // Options configures a [Provider]. The zero value is one device, current.

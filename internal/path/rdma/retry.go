@@ -86,6 +86,7 @@ func (p *Path) completed(n *local, c nic.Completion, now time.Duration) {
 	if c.Status == nic.StatusSuccess {
 		n.fails = 0
 		l.dials, l.losses, l.cause = 0, 0, nil
+		s.req.target.lost = false
 		l.bytes.Add(s.length)
 		l.ops.Add(1)
 		p.end(i, s.length, nil)
@@ -232,7 +233,7 @@ func (p *Path) again(i int32, cause error, now time.Duration) {
 	s.tries++
 	p.counts.retries.Add(1)
 	if int(s.tries) >= p.opts.RetryCount {
-		p.giveUp(i, p.linkError(l, int(s.tries), r.first))
+		p.lost(i, p.linkError(l, int(s.tries), r.first), now)
 		return
 	}
 	t := r.target
@@ -291,7 +292,7 @@ func (p *Path) route(i int32, now time.Duration) {
 		if cause == nil {
 			cause = worst.cause
 		}
-		p.giveUp(i, p.linkError(worst, int(s.tries), cause))
+		p.lost(i, p.linkError(worst, int(s.tries), cause), now)
 	default:
 		p.giveUp(i, p.noNIC(r.nic))
 	}

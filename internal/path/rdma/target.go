@@ -21,6 +21,9 @@ type target struct {
 	fetched  time.Duration
 	count    uint32 // fetches so far
 	waiting  list
+
+	lost   bool // the last slice was given up for want of a link that works
+	lostAt time.Duration
 }
 
 // letter is a goroutine's result.
@@ -45,6 +48,20 @@ func (p *Path) target(t Target) *target {
 	k := &target{Target: t}
 	p.targets[t] = k
 	return k
+}
+
+// Hopeless reports whether no way to a target is known: the last slice for it was
+// given up for want of a link that works, and a link's pause has not passed since.
+func (p *Path) Hopeless(of Target) bool {
+	t := p.targets[of]
+	return t != nil && t.lost && p.opts.Now()-t.lostAt < p.opts.RailPause
+}
+
+// lost gives a slice up because no link serves its target.
+func (p *Path) lost(i int32, err error, now time.Duration) {
+	t := p.slices[i].req.target
+	t.lost, t.lostAt = true, now
+	p.giveUp(i, err)
 }
 
 // refetch begins to fetch a descriptor anew, unless that was done just now. It
