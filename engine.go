@@ -59,6 +59,7 @@ type Engine struct {
 	acceptor *endpoint.Acceptor
 
 	rank atomic.Pointer[rank] // nil while PXN is off
+	off  atomic.Uint32        // the [Reason] why it is
 
 	intakeMu sync.Mutex
 	intake   []submission
@@ -71,6 +72,7 @@ type Engine struct {
 	active  map[*ledger.Batch]struct{}
 	targets []*target // by segment id
 	cursor  segment.Cursor
+	gone    bool // closed: nothing goes direct any more
 
 	batchMu sync.Mutex
 	batches []*Batch // spare, for blocking calls
@@ -251,18 +253,25 @@ func (e *Engine) startPXN() {
 	p := e.cfg.Settings.PXN
 	switch {
 	case !p.Enable && p.Off == "":
-		e.host.tally.Because(xfer.PXNOff, 0)
+		e.stayOff(xfer.PXNOff)
 	case p.Off != "":
-		e.host.tally.Because(xfer.PXNBadConfig, 0, "cause", p.Off)
+		e.stayOff(xfer.PXNBadConfig, "cause", p.Off)
 	case e.host.gpus == nil:
-		e.host.tally.Because(xfer.NoGPU, 0, "cause", "no GPU provider")
+		e.stayOff(xfer.NoGPU, "cause", "no GPU provider")
 	default:
 		if bus, ok := e.host.gpus.Current(); ok {
 			e.joinRank(bus)
 		} else {
+			e.off.Store(uint32(xfer.NoGPU))
 			e.log.Info("PXN waits for GPU memory to be registered")
 		}
 	}
+}
+
+// stayOff notes why the engine has no rank.
+func (e *Engine) stayOff(why xfer.Reason, attrs ...any) {
+	e.off.Store(uint32(why))
+	e.host.tally.Because(why, 0, attrs...)
 }
 
 // joinRank makes the process a rank of its group, or shares what another engine
@@ -271,11 +280,15 @@ func (e *Engine) joinRank(bus string) {
 	h := e.host
 	h.rankMu.Lock()
 	defer h.rankMu.Unlock()
-	if !h.tried {
-		h.tried = true
+	if h.why != xfer.NoReason {
+		e.stayOff(h.why) // it was tried
+		return
+	}
+	if h.rank == nil {
 		near, err := e.near(bus)
 		if err != nil {
-			h.tally.Because(xfer.NoLocalRail, 0, "gpu", bus, "err", err)
+			h.why = xfer.NoLocalRail
+			e.stayOff(h.why, "gpu", bus, "err", err)
 			return
 		}
 		o := rankOptions{env: e.cfg.Settings, bus: bus, server: e.local.Desc().ServerName(), root: e.cfg.Registry, dialer: e.dialer, deathOK: true, hooks: e.cfg.Hooks}
@@ -286,19 +299,20 @@ func (e *Engine) joinRank(bus string) {
 			o.deathOK = o.deathOK && d.Attr().DeathCloses
 		}
 		if o.nics, err = h.open(names); err != nil {
-			h.tally.Because(xfer.NoLocalRail, 0, "gpu", bus, "err", err)
+			h.why = xfer.NoLocalRail
+			e.stayOff(h.why, "gpu", bus, "err", err)
 			return
 		}
-		r, err := newRank(h, o)
+		r, why, err := newRank(h, o)
 		if err != nil {
+			h.why = why
+			e.stayOff(h.why, "gpu", bus, "err", err)
 			return
 		}
 		h.rank = r
 	}
-	if h.rank != nil {
-		e.rank.Store(h.rank)
-		h.rank.report.add(e)
-	}
+	e.rank.Store(h.rank)
+	h.rank.report.add(e)
 }
 
 // near returns the NICs that a GPU sends by: its preferred ones, or all.
@@ -358,6 +372,7 @@ func (e *Engine) Close() error {
 		r.report.remove(e)
 	}
 	e.stop()
+	e.host.loop.Do(func() { e.gone = true })
 	e.host.loop.Remove(e)
 	if e.cache != nil {
 		e.cache.Close()

@@ -79,7 +79,7 @@ func (e *Engine) fenceSource(s *submission, stream uint64, given bool) error {
 		if !given {
 			return nil
 		}
-		return fmt.Errorf("railhop: a stream was given and this process has no GPU in use: %w", xfer.ErrInvalidArgument)
+		return e.host.syncCaller(stream)
 	}
 	f, err := r.newFence(stream)
 	switch {
@@ -94,14 +94,11 @@ func (e *Engine) fenceSource(s *submission, stream uint64, given bool) error {
 	default:
 		s.why = xfer.FenceError
 	}
+	if s.why == xfer.FenceError && r.gpu.SyncCaller(stream) == nil {
+		return nil // waited for instead
+	}
 	if !given {
 		return nil // the contract says that the bytes are there
-	}
-	if s.why == xfer.FenceError {
-		if err := r.gpu.SyncCaller(stream); err == nil {
-			s.wait = false
-			return nil
-		}
 	}
 	e.host.tally.Because(s.why, 0, "err", err)
 	return fmt.Errorf("railhop: order the transfer behind the stream: %w", err)
@@ -189,7 +186,7 @@ func (e *Engine) choose(now time.Duration, t *ledger.Task, to *target, s *submis
 		return
 	}
 	if why != xfer.PXNOff {
-		e.host.tally.Because(why, t.Req.Length, "target", to.Name())
+		e.because(why, t.Req.Length, to)
 	}
 	t.Closed(0, e.goDirect(t, to, t.Req, s.fence, s.wait, why))
 }
@@ -197,14 +194,15 @@ func (e *Engine) choose(now time.Duration, t *ledger.Task, to *target, s *submis
 // relay tries to send a task through a relay, or says why it should not be.
 func (e *Engine) relay(now time.Duration, t *ledger.Task, to *target, s *submission) xfer.Reason {
 	r := e.rank.Load()
-	if r == nil {
-		return xfer.PXNOff
-	}
-	if why := r.off(); why != xfer.NoReason {
-		return why
+	off, own, bus := xfer.Reason(e.off.Load()), e.own, ""
+	if r != nil {
+		off, own, bus = r.off(), r.rails, r.bus
+	} else if off == xfer.PXNOff {
+		return off
 	}
 	d := to.remote.Desc()
-	facts := plan.Task{Op: t.Req.Op, Length: t.Req.Length, Session: len(d.Name), Source: e.sourceOf(r, &t.Req)}
+	to.relay.Fences = d.FenceVersion >= 1 // a restarted target may be another build
+	facts := plan.Task{Op: t.Req.Op, Length: t.Req.Length, Session: len(d.Name), Source: e.sourceOf(bus, &t.Req)}
 	var rails [16]string
 	if facts.Source == plan.OwnGPU && facts.Op == Write {
 		devices, preferred, err := d.Candidates(t.Req.TargetAddr, 1)
@@ -217,15 +215,41 @@ func (e *Engine) relay(now time.Duration, t *ledger.Task, to *target, s *submiss
 			return xfer.NoTargetDevice
 		}
 	}
-	rail, why := plan.Choose(facts, r.rails)
+	rail, why := plan.Choose(facts, own)
 	if why != xfer.NoReason {
 		return why
+	}
+	if off != xfer.NoReason {
+		return off
 	}
 	it := pxn.Item{
 		Span:  xfer.Span{Source: t.Req.Source, Dest: t.Req.TargetAddr, Length: t.Req.Length},
 		Owner: t, Target: to.relay, Fence: s.fence, Wait: s.wait,
 	}
 	return r.path.Submit(now, rail, it)
+}
+
+// because counts why a task is not relayed.
+func (e *Engine) because(why xfer.Reason, bytes uint64, to *target) {
+	if e.host.tally.Count(why) > 0 {
+		e.host.tally.Because(why, bytes)
+		return
+	}
+	e.host.tally.Because(why, bytes, "target", to.Name())
+}
+
+// ended accounts for a task that has failed. If the direct way has not reached the
+// target, the error says why no relay served it.
+func (e *Engine) ended(t *ledger.Task) {
+	e.host.tally.Failed(t.Missing())
+	link, ok := errors.AsType[*rdma.LinkError](t.Err())
+	if !ok || t.Why == xfer.NoReason {
+		return
+	}
+	if link.LocalRail != link.PeerRail {
+		e.host.tally.Because(xfer.DirectImpossible, t.Req.Length, "err", link, "relay", t.Why)
+	}
+	t.Explain(fmt.Errorf("%w; no relay served it: %v", t.Err(), t.Why))
 }
 
 func copy2(dst, names []string, devices []uint16) int {
@@ -236,13 +260,14 @@ func copy2(dst, names []string, devices []uint16) int {
 	return n
 }
 
-// sourceOf says what the driver said of a source when it was registered.
-func (e *Engine) sourceOf(r *rank, q *Request) plan.Source {
+// sourceOf says what the driver said of a source when it was registered. bus is our
+// GPU, "" for any.
+func (e *Engine) sourceOf(bus string, q *Request) plan.Source {
 	b, err := e.local.Find(&e.cursor, q.Source, q.Length)
 	if err != nil || b.Memory.Kind != gpu.DeviceMemory {
 		return plan.NotGPU
 	}
-	if b.Memory.BusID != r.bus {
+	if bus != "" && b.Memory.BusID != bus {
 		return plan.OtherGPU
 	}
 	return plan.OwnGPU
@@ -251,8 +276,12 @@ func (e *Engine) sourceOf(r *rank, q *Request) plan.Source {
 // goDirect sends a share of a task the direct way, once its source is ready. In
 // strict mode what should have been relayed is an error instead.
 func (e *Engine) goDirect(t *ledger.Task, to *target, q Request, f *pxn.Fence, wait bool, why xfer.Reason) error {
+	t.Why = why
 	if e.cfg.Settings.PXN.Strict && why.Class() == xfer.Degraded {
 		return fmt.Errorf("railhop: MC_PXN_STRICT is set and the relay cannot be used: %v: %w", why, xfer.ErrContext)
+	}
+	if e.gone {
+		return ErrClosed
 	}
 	w := rdma.Work{Op: q.Op, Local: q.Source, Remote: q.TargetAddr, Length: q.Length, Target: to, Owner: t, Retry: int(t.Mark)}
 	if wait && f != nil {

@@ -133,6 +133,8 @@ func (c *conn) refuses(now time.Duration, t *Target) xfer.Reason {
 	switch {
 	case c.quarantined:
 		return c.why
+	case len(c.fences) > 0 && c.unclosed(t):
+		return xfer.WayNotClosed
 	case len(c.avoid) > 0 && c.avoid[t] != nil && now < c.avoid[t].until:
 		return xfer.RelayNICError
 	case !t.Fences && !(c.path.opts.DeathCloses && c.claim.Peer.Watched()):
@@ -158,6 +160,16 @@ func (c *conn) guarded(now time.Duration) bool {
 		return true
 	}
 	return c.busy
+}
+
+// unclosed reports whether a claimed piece to a target still has to be closed.
+func (c *conn) unclosed(t *Target) bool {
+	for seq := c.tx.Reaped() + 1; seq < c.tx.Next(); seq++ {
+		if p := c.flight[c.claim.Geometry.Slot(seq)]; p != nil && p.state == closing && p.target == t {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *conn) step(now time.Duration) (busy bool) {
