@@ -32,11 +32,12 @@ type conn struct {
 	unmap  func() error
 	cpu    bool // the CPU rings
 
-	queue  queue
-	head   *piece // packed, waits for a slot
-	flight []*piece
-	bytes  uint64   // in flight
-	linger []*piece // reaped, and a copy may still read their sources
+	queue   queue
+	head    *piece // packed, waits for a slot
+	flight  []*piece
+	bytes   uint64   // in flight
+	closing int      // pieces in flight whose way must be closed
+	linger  []*piece // reaped, and a copy may still read their sources
 
 	lastCredit time.Duration // a slot came back
 	lastDone   time.Duration // a piece was completed
@@ -133,7 +134,7 @@ func (c *conn) refuses(now time.Duration, t *Target) xfer.Reason {
 	switch {
 	case c.quarantined:
 		return c.why
-	case len(c.fences) > 0 && c.unclosed(t):
+	case c.closing > 0 && c.unclosed(t):
 		return xfer.WayNotClosed
 	case len(c.avoid) > 0 && c.avoid[t] != nil && now < c.avoid[t].until:
 		return xfer.RelayNICError
@@ -215,6 +216,10 @@ func (c *conn) reap(now time.Duration) (busy bool) {
 		p := c.flight[slot]
 		c.flight[slot] = nil
 		c.bytes -= p.bytes
+		if p.state == closing {
+			c.closing--
+			p.state = flying
+		}
 		switch {
 		case p.state == moved:
 			if c.settle(p); len(p.held) > 0 {
@@ -366,12 +371,16 @@ func (c *conn) takeBack(now time.Duration, p *piece, why xfer.Reason) {
 		return
 	}
 	p.state, p.rung = closing, true // what is claimed has landed in the slot
+	c.closing++
 	c.fence(now, p.target)
 }
 
 // move sends the items of a piece whose way is closed the direct way. The piece
 // keeps its slot until the relay completes it.
 func (c *conn) move(p *piece, why xfer.Reason, attrs ...any) {
+	if p.state == closing {
+		c.closing--
+	}
 	p.state = moved
 	c.path.opts.Tally.Because(why, p.bytes, attrs...)
 	for i := range p.items {
