@@ -220,12 +220,10 @@ func (c *conn) reap(now time.Duration) (busy bool) {
 			c.closing--
 			p.state = flying
 		}
+		p.rung = p.rung || c.tx.Rung() >= seq
 		switch {
 		case p.state == moved:
-			if c.settle(p); len(p.held) > 0 {
-				c.linger = append(c.linger, p) // the relay's word is not enough
-				continue
-			}
+			c.settle(p)
 		case status == xfer.OK:
 			for i := range p.items {
 				it := &p.items[i]
@@ -242,6 +240,10 @@ func (c *conn) reap(now time.Duration) (busy bool) {
 				c.shun(now, p.target)
 			}
 			c.move(p, why, "peer", c.claim.Peer.Name(), "status", status)
+		}
+		if len(p.held) > 0 {
+			c.linger = append(c.linger, p) // that its copy has ended takes more than the relay's word
+			continue
 		}
 		c.path.freePiece(p)
 	}
