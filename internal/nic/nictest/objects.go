@@ -195,4 +195,6 @@ func testDeviceClose(t *testing.T, s Setup) {
 	wantErr(t, "NewCQ", err, nic.ErrClosed)
 	_, err = h.pd.NewQP(nic.QPOptions{CQ: h.cq})
 	wantErr(t, "NewQP", err, nic.ErrClosed)
+	_, err = h.cq.Poll(make([]nic.Completion, 1))
+	wantErr(t, "Poll", err, nic.ErrClosed)
 }

@@ -173,7 +173,6 @@ func testQueueFull(t *testing.T, s Setup) {
 	for i := range wrs {
 		wrs[i] = write(uint64(i), from, 0, to, 0, 64)
 	}
-	next := 0
 	for range 3 {
 		n, err := qa.Post(wrs)
 		if err != nil {
@@ -187,7 +186,6 @@ func testQueueFull(t *testing.T, s Setup) {
 				t.Fatalf("completion %d: %+v", i, c)
 			}
 		}
-		next += n
 	}
 	a.none()
 }

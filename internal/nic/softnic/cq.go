@@ -120,15 +120,22 @@ func (c *cq) use(delta int) error {
 // Close implements [nic.CQ]. It fails if queue pairs still use the queue.
 func (c *cq) Close() error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
+	left, closed := c.qps, c.closed
+	c.closed = closed || left == 0
+	c.mu.Unlock()
+	if closed {
 		return nil
 	}
-	if c.qps > 0 {
-		return fmt.Errorf("softnic: close completion queue on %s: %d queue pairs are left", c.d.cfg.Name, c.qps)
+	if left > 0 {
+		return fmt.Errorf("softnic: close completion queue on %s: %d queue pairs are left", c.d.cfg.Name, left)
 	}
-	c.closed = true
-	c.head = c.tail
-	clear(c.ring)
+	c.d.dropCQ(c)
 	return nil
+}
+
+// shut makes the queue useless; its device is closed.
+func (c *cq) shut() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
 }

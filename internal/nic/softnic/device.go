@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -42,6 +44,7 @@ type Device struct {
 	result  error // of Close, once closed
 	events  chan nic.Event
 	pds     map[*pd]struct{}
+	cqs     map[*cq]struct{}
 	qps     map[uint32]*qp
 	nextQPN uint32
 	held    map[*holder]struct{}
@@ -66,6 +69,7 @@ func openDevice(cfg DeviceConfig, pace *pacer, log *slog.Logger) (*Device, error
 		closed:  make(chan struct{}),
 		events:  make(chan nic.Event, 64),
 		pds:     map[*pd]struct{}{},
+		cqs:     map[*cq]struct{}{},
 		qps:     map[uint32]*qp{},
 		nextQPN: rand.Uint32N(1 << 24),
 		held:    map[*holder]struct{}{},
@@ -148,6 +152,12 @@ func (d *Device) NewPD() (nic.PD, error) {
 	return p, nil
 }
 
+func (d *Device) dropCQ(c *cq) {
+	d.mu.Lock()
+	delete(d.cqs, c)
+	d.mu.Unlock()
+}
+
 func (d *Device) dropPD(p *pd) {
 	d.mu.Lock()
 	delete(d.pds, p)
@@ -165,7 +175,9 @@ func (d *Device) NewCQ(depth int, wake func()) (nic.CQ, error) {
 	if d.closing {
 		return nil, fmt.Errorf("softnic: new completion queue on %s: %w", d.cfg.Name, nic.ErrClosed)
 	}
-	return newCQ(d, depth, wake), nil
+	c := newCQ(d, depth, wake)
+	d.cqs[c] = struct{}{}
+	return c, nil
 }
 
 // addQP gives q its number. Numbers count up from a random one, so that one
@@ -280,11 +292,19 @@ func (d *Device) Close() error {
 	}
 
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	for p := range d.pds {
+	pds, cqs := slices.Collect(maps.Keys(d.pds)), slices.Collect(maps.Keys(d.cqs))
+	d.mu.Unlock()
+	for _, p := range pds {
 		p.shut()
 	}
+	for _, c := range cqs {
+		c.shut()
+	}
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	clear(d.pds)
+	clear(d.cqs)
 	d.state = nic.PortDown
 	d.result = errors.Join(errs...)
 	close(d.closed)

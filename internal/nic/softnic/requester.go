@@ -170,7 +170,7 @@ func ask(ctx context.Context, to end, h *hello) (*net.TCPConn, reply, error) {
 // send writes requests in batches, many in one call, until the queue pair is in
 // ERR or the connection fails.
 func (q *qp) send(s *stream, count *tallyCount, cross bool) error {
-	h := q.d.hold(func() { go q.fail(nic.StatusLocalProtection) }, q.done.Load)
+	h := q.d.hold(q.revoked(), q.done.Load)
 	defer q.d.drop(h)
 	head := make([]byte, batchHead)
 	timer := time.NewTimer(time.Hour)
@@ -205,6 +205,24 @@ func (q *qp) send(s *stream, count *tallyCount, cross bool) error {
 	}
 }
 
+// revoked returns what to do when a region is taken away that is in use. It holds
+// until the next reset.
+func (q *qp) revoked() func() {
+	q.mu.Lock()
+	stop := q.stop
+	q.mu.Unlock()
+	return func() {
+		go func() {
+			q.mu.Lock()
+			wake := q.stop == stop && q.enterErr(nic.StatusLocalProtection)
+			q.mu.Unlock()
+			if wake {
+				q.cq.wake()
+			}
+		}()
+	}
+}
+
 // gather makes a batch of what is posted: its headers in head, and all its runs
 // in s.wiov. It holds the regions, and stops before a request whose local memory is not
 // valid. The caller holds mu.
@@ -234,7 +252,7 @@ func (q *qp) gather(s *stream, h *holder, head []byte) (n int, wrote, read uint6
 // receive reads acks and read data until the connection ends. It reports whether
 // the peer has said that it closed its end.
 func (q *qp) receive(s *stream, count *tallyCount) (closed bool) {
-	h := q.d.hold(func() { go q.fail(nic.StatusLocalProtection) }, nil)
+	h := q.d.hold(q.revoked(), nil)
 	defer q.d.drop(h)
 	debug.SetPanicOnFault(true)
 	line := newDelay(q)

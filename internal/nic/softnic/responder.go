@@ -144,16 +144,14 @@ func (d *Device) admit(c *net.TCPConn, h *hello) (*inbound, uint16) {
 	if err != nil {
 		return nil, verdictNotReady
 	}
-	d.mu.Lock()
-	q, refuse := d.qps[h.dstQPN], d.closing || d.state != nic.PortActive
-	d.mu.Unlock()
-	if q == nil || refuse {
+	q := d.qp(h.dstQPN)
+	if q == nil {
 		return nil, verdictRefused
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
-	case q.state == nic.Err:
+	case q.state == nic.Err, d.Port().State != nic.PortActive:
 		return nil, verdictRefused
 	case q.state < nic.RTR:
 		return nil, verdictNotReady
@@ -216,17 +214,22 @@ func (in *inbound) serve() {
 	if errors.Is(err, errMalformed) {
 		status = nic.StatusRemoteInvalid
 	}
+	q.d.drop(in.h)
 	q.mu.Lock()
 	q.inClosed, q.in = true, nil
-	live := q.state != nic.Err
+	live, wake := q.state != nic.Err, false
+	if status != nic.StatusSuccess {
+		wake = q.enterErr(nic.StatusFlushed)
+	}
 	q.mu.Unlock()
-	q.d.drop(in.h)
 	close(in.left)
+	if wake {
+		q.cq.wake()
+	}
 	if status == nic.StatusSuccess {
 		return
 	}
 	q.d.log.Debug("peer's operation refused", "qpn", q.num, "status", status, "err", err)
-	q.fail(nic.StatusFlushed)
 	if live {
 		q.d.event(nic.Event{Type: nic.QPFatal, QPN: q.num})
 	}
@@ -376,7 +379,12 @@ func (in *inbound) ack() error {
 		return nil
 	}
 	putFrame(in.frame[:], frame{kind: frameAck, seq: in.applied})
-	in.acked, in.unacked = in.applied, 0
-	_, err := in.s.conn.Write(in.frame[:])
+	n, err := in.s.conn.Write(in.frame[:])
+	switch {
+	case err == nil:
+		in.acked, in.unacked = in.applied, 0
+	case n > 0: // half a frame: an interrupted reader must not go on
+		err = net.ErrClosed
+	}
 	return err
 }
