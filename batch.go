@@ -23,7 +23,9 @@ type Result = ledger.Result
 // NewBatch returns a batch with room for capacity requests. Give it back with
 // [Batch.Reset] to use it again; a batch that is done needs no closing.
 func (e *Engine) NewBatch(capacity int) *Batch {
-	return &Batch{engine: e, ledger: ledger.NewBatch(capacity)}
+	b := &Batch{engine: e, ledger: ledger.NewBatch(capacity)}
+	b.ledger.Ended = e.ended
+	return b
 }
 
 // Submit hands requests over and returns at once. The sources must hold their

@@ -15,6 +15,7 @@ import (
 	"github.com/railhop/railhop/internal/nic/softnic"
 	"github.com/railhop/railhop/internal/pump"
 	"github.com/railhop/railhop/internal/tally"
+	"github.com/railhop/railhop/internal/xfer"
 )
 
 // host is what the engines of one process share: the hardware, the pump, and
@@ -36,8 +37,8 @@ type host struct {
 	devices map[string]*device
 
 	rankMu sync.Mutex
-	rank   *rank // nil until PXN is set up
-	tried  bool  // PXN was tried to set up, with whatever result
+	rank   *rank       // nil until PXN is set up
+	why    xfer.Reason // PXN was tried to set up, and this is why it failed
 }
 
 // device is an opened NIC.
@@ -125,6 +126,28 @@ func (h *host) findProviders(cfg Config) error {
 		}
 	}
 	return err
+}
+
+// syncCaller waits until a stream of the caller's has come to this point: without
+// a rank there is nothing that waits for it in the background.
+func (h *host) syncCaller(stream uint64) error {
+	const what = "railhop: order the transfer behind the stream"
+	if h.gpus == nil {
+		return fmt.Errorf("%s: this process uses no GPU: %w", what, xfer.ErrInvalidArgument)
+	}
+	bus, ok := h.gpus.Current()
+	if !ok {
+		return fmt.Errorf("%s: no GPU is current on this thread: %w", what, xfer.ErrInvalidArgument)
+	}
+	dev, err := h.gpus.Open(bus)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	defer dev.Close()
+	if err := dev.SyncCaller(stream); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
 }
 
 // leave gives the host up, and ends it if nobody else uses it.

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/railhop/railhop/internal/config"
 	"github.com/railhop/railhop/internal/endpoint"
 	"github.com/railhop/railhop/internal/gpu"
@@ -52,7 +54,11 @@ type rank struct {
 	busy   bool
 	beatAt time.Duration
 
-	broken atomic.Bool // our own block is gone, or the GPU
+	left bool // the GPU is lost: lanes are given back, and ours lent to nobody
+
+	broken atomic.Bool // our own block is gone
+	lost   atomic.Bool // the GPU is
+	wg     sync.WaitGroup
 	report reporter
 
 	fenceMu sync.Mutex
@@ -74,19 +80,16 @@ type rankOptions struct {
 	hooks   *Hooks
 }
 
-// newRank joins a group. On failure nothing is left behind, and the reason is
-// counted and logged.
-func newRank(h *host, o rankOptions) (_ *rank, err error) {
+// newRank joins a group. On failure it says which degradation that is, and nothing
+// is left behind.
+func newRank(h *host, o rankOptions) (_ *rank, _ xfer.Reason, err error) {
 	r := &rank{host: h, log: h.log, env: o.env.PXN, bus: o.bus, rails: o.rails, nics: o.nics, hooks: o.hooks}
 	defer func() {
 		if err != nil {
 			r.free()
 		}
 	}()
-	fail := func(why xfer.Reason, err error) (*rank, error) {
-		h.tally.Because(why, 0, "err", err)
-		return nil, err
-	}
+	fail := func(why xfer.Reason, err error) (*rank, xfer.Reason, error) { return nil, why, err }
 	if r.gpu, err = h.gpus.Open(o.bus); err != nil {
 		return fail(xfer.NoGPU, err)
 	}
@@ -131,14 +134,14 @@ func newRank(h *host, o rankOptions) (_ *rank, err error) {
 		return fail(xfer.RegistryError, err)
 	}
 	r.log.Info("PXN is on", "group", r.env.GroupID, "gpu", r.bus, "rails", r.rails, "arena", lanesArena*slot, "entry", r.entry.Name())
-	return r, nil
+	return r, xfer.NoReason, nil
 }
 
 func registryReason(err error) xfer.Reason {
 	switch {
 	case errors.Is(err, registry.ErrBusy):
 		return xfer.RegistryBusy
-	case errors.Is(err, shm.ErrNoSpace):
+	case errors.Is(err, shm.ErrNoSpace), errors.Is(err, unix.EROFS), errors.Is(err, unix.ENOENT):
 		return xfer.ShmError
 	}
 	return xfer.RegistryError
@@ -179,7 +182,11 @@ func (r *rank) openPath(o rankOptions) {
 		Device: r.gpu, Epoch: r.entry.Epoch(), Find: r.find, Tally: r.host.tally, Logger: r.log, Wake: r.host.loop.Wake,
 		BusOf:  func(addr uint64) string { return r.host.gpus.Classify(addr, 1).BusID },
 		Credit: r.env.CreditTimeout, Ring: ring, RailPause: o.env.RDMA.RailPause, DeathCloses: o.deathOK,
-		Guard:  shm.Guard,
+		Guard: shm.Guard, Lost: r.lose,
+		Hopeless: func(t *pxn.Target) bool {
+			to := t.Ref.(*target)
+			return to.engine.direct.Hopeless(to)
+		},
 		Direct: func(it pxn.Item, why xfer.Reason) error { return it.Target.Ref.(*target).engine.fallback(it, why) },
 		Fence: func(ctx context.Context, t *pxn.Target, epoch uint64) error {
 			session := string(t.Session)
@@ -196,16 +203,35 @@ func (r *rank) geometry(slot uint64) lane.Geometry {
 
 // Step implements [pump.Stepper].
 func (r *rank) Step(now time.Duration) bool {
-	if r.broken.Load() {
-		return false
-	}
 	r.now = now
+	if r.lost.Load() && !r.left {
+		r.leave()
+	}
+	busy := r.path.Step(now)
+	if r.broken.Load() {
+		return busy
+	}
 	if err := shm.Guard(r.turn); err != nil {
 		r.broken.Store(true)
 		r.host.tally.Because(xfer.ShmError, 0, "err", err)
 		return true
 	}
-	return r.busy
+	return busy || r.busy
+}
+
+// leave ends what needs the GPU, which is lost.
+func (r *rank) leave() {
+	r.left = true
+	r.path.Release(r.now, xfer.GPUFatal)
+	if r.broken.Load() {
+		return
+	}
+	r.relay.Stop()
+	r.wg.Go(func() {
+		if err := r.entry.Withdraw(); err != nil {
+			r.log.Warn("entry not withdrawn", "entry", r.entry.Name(), "err", err)
+		}
+	})
 }
 
 func (r *rank) step() error {
@@ -216,17 +242,14 @@ func (r *rank) step() error {
 		}
 		r.reportStats()
 	}
-	r.busy = r.path.Step(r.now)
-	if r.relay.Step(r.now) {
-		r.busy = true
-	}
+	r.busy = r.relay.Step(r.now)
 	return nil
 }
 
 // Arm implements [pump.Stepper].
 func (r *rank) Arm(now time.Duration) time.Duration {
 	if r.broken.Load() {
-		return 0
+		return r.path.Arm(now)
 	}
 	limit := max(r.beatAt-now, time.Microsecond)
 	for _, d := range [...]time.Duration{r.path.Arm(now), r.relay.Arm(now)} {
@@ -240,6 +263,8 @@ func (r *rank) Arm(now time.Duration) time.Duration {
 // off says why nothing is relayed at all at present, if so.
 func (r *rank) off() xfer.Reason {
 	switch {
+	case r.lost.Load():
+		return xfer.GPUFatal
 	case r.broken.Load():
 		return xfer.ShmError
 	case r.entry.Off():
@@ -342,8 +367,9 @@ func (r *rank) freeFence(f *pxn.Fence) {
 
 // lose switches PXN off for the process: the GPU is lost.
 func (r *rank) lose(err error) {
-	if !r.broken.Swap(true) {
-		r.host.tally.Because(xfer.GPUFatal, 0, "gpu", r.bus, "err", err)
+	if !r.lost.Swap(true) {
+		r.host.tally.Because(xfer.GPUFatal, 0, "gpu", r.bus, "err", err, "pxn", "off for this process")
+		r.host.loop.Wake()
 	}
 }
 
@@ -375,6 +401,7 @@ func (r *rank) close(wait time.Duration) error {
 func (r *rank) free() error {
 	var err error
 	r.report.close()
+	r.wg.Wait()
 	if r.path != nil {
 		err = r.path.Close()
 	}

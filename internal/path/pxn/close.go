@@ -2,9 +2,11 @@ package pxn
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
+	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -76,7 +78,7 @@ func (c *conn) abort(now time.Duration, o Owner, cause error) {
 	}
 	for seq := c.tx.Reaped() + 1; seq < c.tx.Next(); seq++ {
 		p := c.flight[c.claim.Geometry.Slot(seq)]
-		if (p.state == flying || p.state == closing) && p.has(o) {
+		if p != nil && (p.state == flying || p.state == closing) && p.has(o) {
 			p.stops = append(p.stops, stop{o, cause})
 			if p.state == flying {
 				c.takeBack(now, p, xfer.Aborted)
@@ -96,20 +98,56 @@ func (c *conn) quarantine(why xfer.Reason, err error) {
 	if why == xfer.PXNOff {
 		level = slog.LevelDebug // we are leaving
 	}
-	c.path.log.Log(context.Background(), level, "lane quarantined", "peer", c.claim.Peer.Name(), "lane", c.claim.Lane, "reason", why.String(), "err", err)
+	c.path.log.Log(context.Background(), level, "lane quarantined", "peer", c.claim.Peer.Name(), "lane", c.claim.Lane, "why", why.String(), "err", err)
 	for _, r := range c.path.rails {
 		if r.conn == c {
 			r.conn, r.why, r.retryAt = nil, why, c.now+c.path.opts.Retry
 		}
 	}
+	c.empty(why, nil)
+}
+
+// empty sends what is not committed yet the direct way.
+func (c *conn) empty(why xfer.Reason, err error) {
 	if c.head != nil {
 		c.dropHead(why)
 	}
 	for c.queue.n > 0 {
 		it := *c.queue.front()
 		c.queue.take(it.Span.Length)
-		c.path.direct(it, why, "peer", c.claim.Peer.Name())
+		c.path.direct(it, why, "peer", c.claim.Peer.Name(), "err", err)
 	}
+}
+
+// broke gives the lane up because its stream or the GPU has failed. What has not
+// landed in its slot never will.
+func (c *conn) broke(now time.Duration, why xfer.Reason, err error) {
+	if c.broken {
+		return
+	}
+	c.broken = true
+	if errors.Is(err, gpu.ErrFatal) {
+		why = xfer.GPUFatal
+		c.path.opts.Lost(err)
+	}
+	c.quarantine(why, err)
+	rung := c.tx.Rung()
+	for seq := c.tx.Reaped() + 1; seq < c.tx.Next(); seq++ {
+		p := c.flight[c.claim.Geometry.Slot(seq)]
+		if p != nil && p.state == flying && seq > rung {
+			c.takeBack(now, p, why)
+		}
+	}
+}
+
+// gone makes the lane blind: its memory was gone under us. What was in flight
+// counts as claimed.
+func (c *conn) gone(err error) {
+	c.claim.Peer.Fault(err)
+	c.blind = true
+	c.tx.Blind()
+	c.suspected = true
+	c.quarantine(xfer.RelaySuspected, err)
 }
 
 // drain ends a quarantined lane once nothing of it is left: at the relay's end,
@@ -164,7 +202,7 @@ func (c *conn) ringRest() {
 	if c.tx.Rung() >= last {
 		return
 	}
-	if idle, err := c.stream.Idle(); idle || err != nil {
+	if idle, err := c.stream.Idle(); c.broken || idle && err == nil {
 		c.tx.Ring(last)
 		c.claim.Peer.Wake()
 	}

@@ -26,11 +26,12 @@ type conn struct {
 	now   time.Duration
 	busy  bool
 
-	stream gpu.Stream
-	arena  uint64 // address here
-	bell   uint64 // address of the doorbell for the stream
-	unmap  func() error
-	cpu    bool // the CPU rings
+	stream  gpu.Stream
+	arena   uint64 // address here
+	bell    uint64 // address of the doorbell for the stream
+	unmap   func() error
+	cpu     bool // the CPU rings
+	batched bool // a batch of copies is one operation
 
 	queue   queue
 	head    *piece // packed, waits for a slot
@@ -45,6 +46,8 @@ type conn struct {
 	checkedAt  time.Duration
 
 	blind       bool // the lane's memory is gone
+	broken      bool // the stream has failed
+	stopping    bool // the peer takes nothing new, and will be gone
 	suspected   bool
 	why         xfer.Reason // of suspicion or quarantine
 	quarantined bool
@@ -76,6 +79,7 @@ func (p *Path) dial(rail string) (*conn, xfer.Reason, error) {
 	}
 	c := &conn{path: p, claim: claim, fences: make(map[*Target]*fencing), avoid: make(map[*Target]*pause)}
 	c.turn = func() error { c.busy = c.step(c.now); return nil }
+	c.batched = p.opts.Device.Info().BatchedCopy
 	c.tx = lane.NewSender(claim.Mem, claim.Geometry, p.opts.Epoch)
 	c.flight = make([]*piece, claim.Geometry.Slots)
 	if err := c.open(); err != nil {
@@ -95,11 +99,10 @@ func (c *conn) open() error {
 	if c.stream, err = o.Device.NewStream(); err != nil {
 		return fmt.Errorf("pxn: stream of the lane: %w", err)
 	}
-	c.cpu = o.Ring == RingCPU
-	if c.cpu {
-		return nil
+	why := errors.New("MC_PXN_DOORBELL=cpu")
+	if o.Ring != RingCPU {
+		why = c.openBell()
 	}
-	why := c.openBell()
 	if why == nil {
 		return nil
 	}
@@ -109,6 +112,21 @@ func (c *conn) open() error {
 	c.cpu = true
 	o.Tally.Because(xfer.CPUDoorbell, 0, "peer", c.claim.Peer.Name(), "cause", why)
 	return nil
+}
+
+// lesser counts a piece that goes by slower means.
+func (c *conn) lesser(p *piece) {
+	o := &c.path.opts
+	if c.cpu {
+		o.Tally.Because(xfer.CPUDoorbell, p.bytes)
+	}
+	if len(p.copies) > 1 && !c.batched {
+		if o.Tally.Count(xfer.CopyByCopy) == 0 {
+			o.Tally.Because(xfer.CopyByCopy, p.bytes, "gpu", o.Device.Info().BusID)
+		} else {
+			o.Tally.Because(xfer.CopyByCopy, p.bytes)
+		}
+	}
 }
 
 // openBell makes the doorbell writable by the stream, and proves it with one
@@ -153,11 +171,7 @@ func (c *conn) guarded(now time.Duration) bool {
 	}
 	c.now = now
 	if err := c.path.opts.Guard(c.turn); err != nil {
-		c.claim.Peer.Fault(err)
-		c.blind = true
-		c.tx.Blind()
-		c.suspected = true
-		c.quarantine(xfer.RelaySuspected, err)
+		c.gone(err)
 		return true
 	}
 	return c.busy
@@ -288,7 +302,7 @@ func (c *conn) ring(now time.Duration) (busy bool) {
 			}
 			done, err := p.done.Done()
 			if err != nil {
-				c.quarantine(xfer.CopyError, err)
+				c.broke(now, xfer.CopyError, err)
 				return true
 			}
 			if !done {
@@ -318,11 +332,17 @@ func (c *conn) look(now time.Duration) {
 		return
 	}
 	c.checkedAt = now
+	if c.tx.InFlight() > 0 && !c.broken {
+		if _, err := c.stream.Idle(); err != nil {
+			c.broke(now, xfer.CopyError, err)
+		}
+	}
 	suspected, why := c.claim.Peer.Suspected(now)
 	c.suspected = suspected
 	if suspected {
 		c.quarantine(why, nil)
 	} else if why := c.claim.Peer.Leaving(); why != xfer.NoReason {
+		c.stopping = why == xfer.RelayStopping
 		c.quarantine(why, nil)
 	}
 }
@@ -337,6 +357,10 @@ func (c *conn) watch(now time.Duration) (busy bool) {
 			switch {
 			case c.suspected:
 				c.takeBack(now, p, c.why)
+				busy = true
+			case c.stopping && c.tx.Revoke(p.seq):
+				c.move(p, xfer.RelayStopping, "peer", c.claim.Peer.Name())
+				c.hold(p)
 				busy = true
 			case p.rung && now-max(p.since, c.lastDone) > c.path.opts.Credit && !c.hopeless(p):
 				if c.tx.Revoke(p.seq) {
@@ -404,9 +428,9 @@ func (c *conn) move(p *piece, why xfer.Reason, attrs ...any) {
 // hold makes the shares of a piece that was revoked wait until its copy no
 // longer reads its sources.
 func (c *conn) hold(p *piece) {
-	if !p.recorded {
+	if !p.recorded && !c.broken {
 		if err := c.stream.Record(p.done); err != nil {
-			c.quarantine(xfer.CopyError, err)
+			c.broke(c.now, xfer.CopyError, err)
 		} else {
 			p.recorded = true
 		}
@@ -422,8 +446,8 @@ func (c *conn) settle(p *piece) {
 			return
 		}
 	} else if !p.rung {
-		if idle, err := c.stream.Idle(); !idle && err == nil {
-			return
+		if idle, _ := c.stream.Idle(); !idle {
+			return // an error alone does not say that nothing runs any more
 		}
 	}
 	for _, h := range p.held {
@@ -442,8 +466,11 @@ func (c *conn) pack(now time.Duration) bool {
 		return false
 	}
 	p, err := c.path.newPiece()
-	if err != nil {
-		c.quarantine(xfer.CopyError, err)
+	if errors.Is(err, gpu.ErrFatal) {
+		c.broke(now, xfer.GPUFatal, err)
+		return false
+	} else if err != nil {
+		c.empty(xfer.BadPieces, err)
 		return false
 	}
 	size := c.cut()
@@ -492,9 +519,9 @@ func (c *conn) publish(now time.Duration) {
 	c.flight[slot] = p
 	c.bytes += p.bytes
 	c.claim.Peer.Wake()
+	c.lesser(p)
 	if err := c.start(p); err != nil {
-		c.takeBack(now, p, xfer.PublishError)
-		c.quarantine(xfer.PublishError, err)
+		c.broke(now, xfer.PublishError, err)
 	}
 }
 

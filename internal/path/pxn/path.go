@@ -95,6 +95,8 @@ type Options struct {
 	// Hopeless says that direct cannot reach a target, so that a piece should
 	// rather wait. Nil means never.
 	Hopeless func(*Target) bool
+	// Lost is told that the GPU is lost. Nil means that nobody needs to know.
+	Lost func(error)
 	// Guard runs f and returns an error if shared memory was gone under it. Nil
 	// means that it is never gone.
 	Guard func(f func() error) error
@@ -152,6 +154,9 @@ func New(opts Options) *Path {
 	}
 	if opts.Guard == nil {
 		opts.Guard = func(f func() error) error { return f() }
+	}
+	if opts.Lost == nil {
+		opts.Lost = func(error) {}
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
@@ -321,7 +326,9 @@ func (p *Path) Abort(now time.Duration, o Owner, cause error) {
 	}
 	for _, c := range p.conns {
 		c.queue.remove(o, drop)
-		c.abort(now, o, cause)
+		if err := p.opts.Guard(func() error { c.abort(now, o, cause); return nil }); err != nil {
+			c.gone(err)
+		}
 	}
 }
 
