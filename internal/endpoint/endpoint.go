@@ -222,8 +222,13 @@ func (e *Endpoint) die(cause error) bool {
 	if c := e.cancel.Load(); c != nil {
 		(*c)()
 	}
-	e.set.forget(e)
-	go e.teardown()
+	log, unlogged := e.set.forget(e)
+	go func() {
+		if log {
+			e.set.opts.Log.Warn("endpoint lost", "nic", e.set.opts.NIC.Name, "peer", e.path, "cause", cause, "unlogged", unlogged)
+		}
+		e.teardown()
+	}()
 	e.set.changed()
 	return true
 }

@@ -87,35 +87,37 @@ func Benign(cause error) bool {
 	return false
 }
 
-// forget takes a dead endpoint out of the store and notes why it died.
-func (s *Set) forget(e *Endpoint) {
+// forget takes a dead endpoint out of the store and notes why it died. It reports
+// whether that is to be logged, and how many were not since the last that was.
+func (s *Set) forget(e *Endpoint) (log bool, unlogged int) {
 	cause := *e.cause.Load()
 	now := s.opts.Now()
-	log, unlogged := false, 0
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.store.remove(e)
-	if p := s.peers[e.path]; p != nil && p.failures == 0 && Benign(cause) {
-		p.notBefore = 0
+	if e.epoch != 0 {
+		return false, 0
 	}
-	if !Benign(cause) && e.epoch == 0 {
-		s.stats.Failures++
-		p := s.peer(e.path)
-		if e.dialFailed.Load() {
-			p.failures++
-			if p.cause == nil {
-				p.cause = cause
-			}
-			p.notBefore = max(p.notBefore, now+s.opts.Pause<<min(max(p.failures-3, 0), 4))
+	if Benign(cause) {
+		if p := s.peers[e.path]; p != nil && p.failures == 0 {
+			p.notBefore = 0
 		}
-		if log = !p.logged || now-p.lastLog >= time.Second; log {
-			p.logged, p.lastLog, unlogged = true, now, p.unlogged
-			p.unlogged = 0
-		} else {
-			p.unlogged++
+		return false, 0
+	}
+	s.stats.Failures++
+	p := s.peer(e.path)
+	if e.dialFailed.Load() {
+		p.failures++
+		if p.cause == nil {
+			p.cause = cause
 		}
+		p.notBefore = max(p.notBefore, now+s.opts.Pause<<min(max(p.failures-3, 0), 4))
 	}
-	s.mu.Unlock()
-	if log {
-		s.opts.Log.Warn("endpoint lost", "nic", s.opts.NIC.Name, "peer", e.path, "cause", cause, "unlogged", unlogged)
+	if p.logged && now-p.lastLog < time.Second {
+		p.unlogged++
+		return false, 0
 	}
+	unlogged = p.unlogged
+	p.logged, p.lastLog, p.unlogged = true, now, 0
+	return true, unlogged
 }

@@ -122,8 +122,9 @@ func (e *Endpoint) teardown() {
 	e.quiesce()
 	e.awaitFlush()
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	err := closeQPs(e.qps, s.opts.CloseTimeout)
+	qps := e.qps // nobody makes others for a dead endpoint
+	e.mu.Unlock()
+	err := closeQPs(qps, s.opts.CloseTimeout)
 	for wait := 100 * time.Millisecond; err != nil; wait = min(2*wait, 10*time.Second) {
 		s.opts.Log.Warn("queue pairs not closed: what was posted may still land", "peer", e.path, "error", err)
 		timer := time.NewTimer(wait)
@@ -131,14 +132,14 @@ func (e *Endpoint) teardown() {
 		case <-timer.C:
 		case <-s.closing:
 			timer.Stop()
-			if err = closeQPs(e.qps, s.opts.CloseTimeout); err != nil {
+			if err = closeQPs(qps, s.opts.CloseTimeout); err != nil {
 				s.mu.Lock()
 				s.closeErr = errors.Join(s.closeErr, fmt.Errorf("endpoint: %s: %w", e.path, err))
 				s.mu.Unlock()
 			}
 			return
 		}
-		err = closeQPs(e.qps, s.opts.CloseTimeout)
+		err = closeQPs(qps, s.opts.CloseTimeout)
 	}
 	s.mu.Lock()
 	if m := s.relayed[e.epoch]; m != nil {

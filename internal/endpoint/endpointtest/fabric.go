@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/railhop/railhop/internal/nic"
 )
@@ -91,6 +92,7 @@ type Device struct {
 	port   nic.Port
 	events chan nic.Event
 	once   sync.Once
+	lost   atomic.Bool
 }
 
 // NewDevice returns a card that takes maxWR requests a queue pair.
@@ -131,6 +133,9 @@ func (d *Device) SetPort(s nic.PortState) {
 	}
 }
 
+// LoseCQs makes the device's completion queues fail from now on.
+func (d *Device) LoseCQs() { d.lost.Store(true) }
+
 // Events implements [nic.Device].
 func (d *Device) Events() <-chan nic.Event { return d.events }
 
@@ -139,7 +144,7 @@ func (d *Device) NewPD() (nic.PD, error) { return &pd{d}, nil }
 
 // NewCQ implements [nic.Device].
 func (d *Device) NewCQ(depth int, wake func()) (nic.CQ, error) {
-	return &cq{ring: make([]nic.Completion, depth), wake: wake}, nil
+	return &cq{device: d, ring: make([]nic.Completion, depth), wake: wake}, nil
 }
 
 // Close implements [nic.Device].
@@ -290,6 +295,8 @@ func (q *QP) status(wr nic.WR) nic.Status {
 
 // cq is a ring that drops nothing: a test that overruns it panics.
 type cq struct {
+	device *Device
+
 	mu    sync.Mutex
 	ring  []nic.Completion
 	head  int
@@ -315,6 +322,9 @@ func (c *cq) put(x nic.Completion) {
 }
 
 func (c *cq) Poll(done []nic.Completion) (int, error) {
+	if c.device.lost.Load() {
+		return 0, errors.New("endpointtest: completion queue lost")
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := min(len(done), c.n)

@@ -36,10 +36,17 @@ type link struct {
 	bytes, ops, errs atomic.Uint64
 }
 
+// maxLinks is how many links are remembered without need: peers that restart come
+// back under other names.
+const maxLinks = 4096
+
 func (p *Path) link(n *local, path string) *link {
 	k := linkKey{n, path}
 	if l := p.links[k]; l != nil {
 		return l
+	}
+	if len(p.links) >= maxLinks {
+		p.dropLinks()
 	}
 	l := &link{nic: n, path: path}
 	p.links[k] = l
@@ -47,6 +54,19 @@ func (p *Path) link(n *local, path string) *link {
 	p.all = append(p.all, l)
 	p.statsMu.Unlock()
 	return l
+}
+
+// dropLinks forgets the links that nothing waits at or is posted by.
+func (p *Path) dropLinks() {
+	p.statsMu.Lock()
+	defer p.statsMu.Unlock()
+	p.all = slices.DeleteFunc(p.all, func(l *link) bool {
+		if l.listed || l.pausedUntil != 0 || l.ep != nil && l.ep.Open() > 0 {
+			return false
+		}
+		delete(p.links, linkKey{l.nic, l.path})
+		return true
+	})
 }
 
 // usable reports whether work may be queued at l. If not, l.cause says why.

@@ -3,6 +3,7 @@ package rdma
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -224,4 +225,54 @@ func TestCloseEndsEverything(t *testing.T) {
 	if err := r.path.Submit(&Work{Op: xfer.Write, Target: m, Owner: posted}); !errors.Is(err, ErrClosed) {
 		t.Errorf("submit after close: %v", err)
 	}
+}
+
+// What the NIC cannot vouch for is closed with an error that says so.
+func TestCloseNamesWhatMayStillLand(t *testing.T) {
+	r := newRig(t, 1, func(_ *Options, eo *endpoint.Options) { eo.CloseTimeout = time.Millisecond })
+	m := r.peer("b:1", 1)
+	r.finish(false, r.submit(m, 1))
+	r.fabric.Stick()
+	o := r.submit(m, 100)
+	r.until("posted", false, func() bool { return r.path.Stats().Posted == 2 })
+	if err := r.path.Close(); err == nil {
+		t.Error("no error")
+	}
+	if len(o.errs) != 1 || !strings.Contains(o.errs[0].Error(), "may still land") {
+		t.Errorf("got %v", o.errs)
+	}
+	r.fabric.Release()
+}
+
+func TestCompletionQueueLost(t *testing.T) {
+	r := newRig(t, 2, func(o *Options, eo *endpoint.Options) {
+		o.Matrix = map[string][2][]string{"cuda:0": {{"nic0"}, {"nic1"}}}
+		eo.FlushTimeout = time.Millisecond
+	})
+	m := r.peer("b:1", 1)
+	r.finish(false, r.submit(m, 1))
+	r.fabric.Hold()
+	o := r.submit(m, 10*65536)
+	r.until("posted", false, func() bool { return r.path.Stats().Posted == 11 })
+	r.cards[0].LoseCQs()
+	r.until("inactive", false, func() bool { return !r.path.nics[0].active })
+	r.fabric.Release()
+	r.finish(true, o)
+	if len(o.errs) > 0 || o.bytes != 10*65536 {
+		t.Errorf("%+v", o)
+	}
+	r.settled()
+}
+
+func TestLinksAreForgotten(t *testing.T) {
+	r := newRig(t, 1, nil)
+	m := r.peer("b:1", 1)
+	r.finish(false, r.submit(m, 1))
+	for i := range 3 * maxLinks {
+		r.path.link(r.path.nics[0], fmt.Sprintf("p%d:1@x", i))
+	}
+	if n := len(r.path.links); n > maxLinks || n != len(r.path.all) {
+		t.Errorf("%d links and %d in the statistics, want at most %d", n, len(r.path.all), maxLinks)
+	}
+	r.finish(false, r.submit(m, 1))
 }

@@ -241,11 +241,17 @@ func TestOneRefusalEndsTheRequest(t *testing.T) {
 
 func TestStormOfPeers(t *testing.T) {
 	r := newRig(t, 1, nil)
-	var owners []*owner
+	var peers []*remote
 	for i := range 240 {
-		owners = append(owners, r.submit(r.peer(fmt.Sprintf("b%d:1", i), 1), 3*65536))
+		peers = append(peers, r.peer(fmt.Sprintf("b%d:1", i), 1))
+	}
+	start := time.Now()
+	var owners []*owner
+	for _, m := range peers {
+		owners = append(owners, r.submit(m, 3*65536))
 	}
 	r.finish(false, owners...)
+	t.Logf("240 peers connected and served in %v", time.Since(start))
 	for i, o := range owners {
 		if o.bytes != 3*65536 {
 			t.Errorf("peer %d: %+v", i, o)
