@@ -37,6 +37,7 @@ type app struct {
 // commands is the list of all commands.
 func (a *app) commands() []*cobra.Command {
 	return []*cobra.Command{
+		newDemoCmd(a),
 		newWorkerCmd(a),
 	}
 }
