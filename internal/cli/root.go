@@ -38,6 +38,9 @@ type app struct {
 func (a *app) commands() []*cobra.Command {
 	return []*cobra.Command{
 		newDemoCmd(a),
+		newBenchCmd(a),
+		newStatusCmd(a),
+		newPXNCmd(a),
 		newWorkerCmd(a),
 	}
 }
