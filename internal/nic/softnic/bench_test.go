@@ -1,6 +1,7 @@
 package softnic_test
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"slices"
@@ -196,6 +197,27 @@ func BenchmarkWrite64K(b *testing.B) { bench(b, nic.OpWrite, 64<<10) }
 func BenchmarkWrite1M(b *testing.B)  { bench(b, nic.OpWrite, 1<<20) }
 func BenchmarkRead64K(b *testing.B)  { bench(b, nic.OpRead, 64<<10) }
 func BenchmarkRead1M(b *testing.B)   { bench(b, nic.OpRead, 1<<20) }
+
+// BenchmarkPaced reports how much of the configured rate, in parts of 1, gets
+// through.
+func BenchmarkPaced(b *testing.B) {
+	for _, rate := range []uint64{100e6, 500e6, 1e9} {
+		b.Run(fmt.Sprintf("%dMBps", rate/1e6), func(b *testing.B) {
+			limited := plain[0]
+			limited.Rate = rate
+			l := newLink(b, 64<<20, 256, limited, plain[1])
+			const n = 64 << 10
+			count := int(rate) / n // a second's worth
+			l.pour(b, nic.OpWrite, n, count/10)
+			start, moved := time.Now(), 0
+			for b.Loop() {
+				l.pour(b, nic.OpWrite, n, count)
+				moved += n * count
+			}
+			b.ReportMetric(float64(moved)/time.Since(start).Seconds()/float64(rate), "of-rate")
+		})
+	}
+}
 
 // BenchmarkLatency is the time of one write of 64 bytes, alone.
 func BenchmarkLatency(b *testing.B) {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"runtime/debug"
 	"syscall"
 	"time"
@@ -13,13 +11,8 @@ import (
 	"github.com/railhop/railhop/internal/nic"
 )
 
-const (
-	dialWait  = 2 * time.Second // for one attempt
-	retryMin  = 2 * time.Millisecond
-	retryMax  = 20 * time.Millisecond
-	ackAhead  = 4 << 10
-	delayRoom = 1 << 10
-)
+// ackAhead is how much is read at once where acks are expected.
+const ackAhead = 4 << 10
 
 var errPortDown = errors.New("the port is down")
 
@@ -100,73 +93,6 @@ func (q *qp) talk(ctx context.Context) (open bool) {
 	return !closed
 }
 
-// connect opens the connection to the peer's device, as often as it takes within
-// the budget.
-func (q *qp) connect(ctx context.Context) (*net.TCPConn, reply, error) {
-	deadline := time.Now().Add(q.budget)
-	ctx, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
-	h := hello{
-		kind: kindData, src: end{q.d.gid, q.d.lid, q.num}, dstQPN: q.peer.qpn,
-		name: q.d.cfg.Name, rail: q.d.cfg.Rail,
-	}
-	for pause := retryMin; ; pause = min(2*pause, retryMax) {
-		if q.d.Port().State != nic.PortActive {
-			return nil, reply{}, errPortDown
-		}
-		conn, rep, err := ask(ctx, q.peer, &h)
-		switch {
-		case err == nil && rep.verdict == verdictOK:
-			return conn, rep, nil
-		case err == nil:
-			conn.Close()
-			err = fmt.Errorf("refused with verdict %d", rep.verdict)
-			if rep.verdict != verdictNotReady {
-				return nil, rep, err
-			}
-		case errors.Is(err, errGone), errors.Is(err, errForeign), errors.Is(err, errMalformed):
-			return nil, reply{}, err
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return nil, reply{}, errors.Join(err, context.Cause(ctx))
-		}
-	}
-}
-
-// ask says hello to the device at to and returns its reply and the connection. It
-// fails with errGone if nothing listens there.
-func ask(ctx context.Context, to end, h *hello) (*net.TCPConn, reply, error) {
-	dialer := net.Dialer{Timeout: dialWait}
-	c, err := dialer.DialContext(ctx, "tcp", addrOf(to.gid, to.port).String())
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		return nil, reply{}, errGone
-	}
-	if err != nil {
-		return nil, reply{}, err
-	}
-	conn := c.(*net.TCPConn)
-	unwatch := context.AfterFunc(ctx, func() { conn.Close() })
-	b := make([]byte, replyBytes)
-	_, err = conn.Write(h.encode())
-	if err == nil {
-		_, err = io.ReadFull(conn, b)
-	}
-	var rep reply
-	if err == nil {
-		rep, err = parseReply(b)
-	}
-	if !unwatch() && err == nil {
-		err = context.Cause(ctx)
-	}
-	if err != nil {
-		conn.Close()
-		return nil, reply{}, err
-	}
-	return conn, rep, nil
-}
-
 // send writes requests in batches, many in one call, until the queue pair is in
 // ERR or the connection fails.
 func (q *qp) send(s *stream, count *tallyCount, cross bool) error {
@@ -178,6 +104,7 @@ func (q *qp) send(s *stream, count *tallyCount, cross bool) error {
 	for {
 		q.mu.Lock()
 		for q.state == nic.RTS && (q.sent == q.tail || q.blocked && q.done.Load() != q.sent) {
+			s.idle = true
 			q.more.Wait()
 		}
 		if q.state != nic.RTS {
@@ -228,7 +155,7 @@ func (q *qp) revoked() func() {
 // valid. The caller holds mu.
 func (q *qp) gather(s *stream, h *holder, head []byte) (n int, wrote, read uint64) {
 	s.wiov = append(s.wiov[:0], iovec{})
-	for n < maxBatch && q.sent != q.tail && wrote < paceChunk {
+	for n < maxBatch && q.sent != q.tail && wrote < batchPayload {
 		w := q.slot(q.sent)
 		if !h.local(q.pd, w, q.sent) {
 			q.blocked = true
@@ -358,58 +285,4 @@ func (q *qp) check(seen uint64, f frame, reads []nic.WR) ([]nic.WR, error) {
 		return nil, fmt.Errorf("frame of kind %d for %d, %d of %d done: %w", f.kind, f.seq, seen, q.sent, errMalformed)
 	}
 	return reads, nil
-}
-
-// delay holds completions back for the configured round trip.
-type delay struct {
-	q    *qp
-	trip time.Duration
-	due  chan dueAck
-	end  chan struct{}
-}
-
-type dueAck struct {
-	n  uint64
-	at time.Time
-}
-
-func newDelay(q *qp) *delay {
-	l := &delay{q: q, trip: 2 * q.d.cfg.Latency}
-	if l.trip > 0 {
-		l.due, l.end = make(chan dueAck, delayRoom), make(chan struct{})
-		q.d.wg.Go(l.run)
-	}
-	return l
-}
-
-func (l *delay) pass(n uint64) {
-	if l.due == nil {
-		l.q.complete(n)
-		return
-	}
-	l.due <- dueAck{n, time.Now().Add(l.trip)}
-}
-
-func (l *delay) run() {
-	defer close(l.end)
-	timer := time.NewTimer(time.Hour)
-	for a := range l.due {
-		timer.Reset(time.Until(a.at))
-		select {
-		case <-timer.C:
-		case <-l.q.stop:
-			timer.Stop()
-		}
-		l.q.complete(a.n)
-	}
-	timer.Stop()
-}
-
-// close waits until all has been passed on. It may be called twice.
-func (l *delay) close() {
-	if l.due != nil {
-		close(l.due)
-		<-l.end
-		l.due = nil
-	}
 }

@@ -343,7 +343,7 @@ func (in *inbound) credit(ops []op, missing int) int {
 func (in *inbound) read(ops []op) (int, nic.Status, error) {
 	s, n, total := in.s, 0, 0
 	s.wiov = append(s.wiov[:0], iovOf(in.frame[:]))
-	for n < len(ops) && ops[n].kind == nic.OpRead && (n == 0 || total+int(ops[n].length) <= paceChunk) {
+	for n < len(ops) && ops[n].kind == nic.OpRead && (n == 0 || total+int(ops[n].length) <= batchPayload) {
 		o := &ops[n]
 		if !in.h.remote(in.q.pd, in.q.access, o) {
 			break
@@ -373,8 +373,9 @@ func (in *inbound) read(ops []op) (int, nic.Status, error) {
 	return n, 0, nil
 }
 
-// ack tells the peer how far it has got.
+// ack tells the peer how far it has got, before the reader waits for more.
 func (in *inbound) ack() error {
+	in.s.idle = true
 	if in.acked == in.applied {
 		return nil
 	}

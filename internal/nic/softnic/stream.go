@@ -35,6 +35,7 @@ type stream struct {
 	// Writing.
 	wiov    []iovec
 	wrest   []iovec
+	idle    bool // there was nothing to write before the next write
 	wn      int
 	werrno  syscall.Errno
 	writeFn func(fd uintptr) bool
@@ -210,18 +211,20 @@ func (s *stream) writePaced(iov []iovec, p *pacer, cross bool, timer *time.Timer
 	if !p.limited(cross) {
 		return s.writeRuns(iov)
 	}
-	for len(iov) > 0 {
+	for chunk := p.chunk(cross); len(iov) > 0; {
 		// Cut off a chunk: its last run may have to be split.
 		n, k := 0, 0
-		for k < len(iov) && n < paceChunk {
+		for k < len(iov) && n < chunk {
 			n += int(iov[k].len)
 			k++
 		}
-		over := uintptr(max(0, n-paceChunk))
+		over := uintptr(max(0, n-chunk))
 		last := &iov[k-1]
 		rest := iovec{base: last.base + last.len - over, len: over}
 		last.len -= over
-		if wait := p.take(n-int(over), cross); wait > 0 {
+		wait := p.take(n-int(over), cross, s.idle)
+		s.idle = false
+		if wait > 0 {
 			timer.Reset(wait)
 			select {
 			case <-timer.C:

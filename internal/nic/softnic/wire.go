@@ -45,6 +45,8 @@ const (
 	maxBatch   = 64 // operations
 	batchHead  = batchBytes + maxBatch*opBytes
 
+	batchPayload = 1 << 20 // bytes after which a batch takes no more operations
+
 	frameBytes = 16
 	frameAck   = 1
 	frameData  = 2
