@@ -13,7 +13,7 @@ FUZZTIME ?= 1m
 # (all but the packages below), all, or none.
 TEST_RACE ?= inprocess
 # Packages whose tests start processes and take long under the race detector.
-MULTIPROCESS := railhop railhop/internal/cli railhop/internal/testkit
+MULTIPROCESS := railhop railhop/internal/cli railhop/internal/faulttest railhop/internal/testkit
 # More flags for go test, such as TESTFLAGS='-run Lane -v'.
 TESTFLAGS ?=
 TEST_TIMEOUT ?= 8m

@@ -39,7 +39,7 @@ func (c *conn) fence(now time.Duration, t *Target) {
 	if f.asking || now < f.again {
 		return
 	}
-	f.asking, f.asked = true, c.tx.Next()-1
+	f.asking, f.asked = true, c.claimed()
 	p, epoch := c.path, c.claim.Peer.Epoch()
 	p.wg.Add(1)
 	go func() {
@@ -56,6 +56,21 @@ func (c *conn) fence(now time.Duration, t *Target) {
 			p.log.Warn("fence not confirmed", "session", string(t.Session), "relay", c.claim.Peer.Name(), "err", err)
 		})
 	}()
+}
+
+// claimed is the highest sequence that is known to be claimed: the relay claims
+// in order. What is claimed later may go out by queue pairs that a fence asked for
+// now does not see.
+func (c *conn) claimed() uint64 {
+	if c.blind {
+		return c.tx.Next() - 1 // nobody can claim any more
+	}
+	for seq := c.tx.Next() - 1; seq > c.tx.Reaped(); seq-- {
+		if p := c.flight[c.claim.Geometry.Slot(seq)]; p != nil && p.state == closing || c.tx.Claimed(seq) {
+			return seq
+		}
+	}
+	return c.tx.Reaped()
 }
 
 // closed reports whether the relay can send no more of a claimed piece.

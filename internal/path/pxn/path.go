@@ -235,6 +235,9 @@ func (p *Path) attach(now time.Duration, r *rail) {
 
 func (p *Path) attached(r *rail, c *conn, why xfer.Reason, err error) {
 	r.attaching = false
+	if c != nil && c.quarantined {
+		c, why = nil, c.why // the lane that is held is spent: another once it is given back
+	}
 	if c == nil {
 		r.why = why
 		r.retryAt = r.since + p.opts.Retry
