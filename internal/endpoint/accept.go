@@ -110,7 +110,7 @@ func (s *Set) accept(ctx context.Context, hs wire.HandShake) wire.HandShake {
 		}
 		if e == nil {
 			var err error
-			if e, victim, err = s.add(k); err != nil {
+			if e, victim, err = s.add(k, true); err != nil {
 				s.mu.Unlock()
 				return s.reject(hs, nil, fmt.Sprintf("Local RDMA endpoint unavailable for %s: %v", hs.LocalNICPath, err))
 			}

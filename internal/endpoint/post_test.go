@@ -281,3 +281,26 @@ func TestClosePeer(t *testing.T) {
 	<-e.Gone()
 	w.connect(a, "b:1@nic0")
 }
+
+// Peers that are waited for do not keep others out.
+func TestEvictionOfTheWaiting(t *testing.T) {
+	w := newWorld(t)
+	a := w.host("a:1", func(o *Options) { o.MaxEndpoints = 2 })
+	w.host("b:1", nil)
+	for range 2 {
+		for _, path := range []string{"gone:1@x", "gone:2@x"} {
+			e, err := a.set.Get(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			await(t, "dial over", func() bool { return e.State() != Connecting })
+		}
+	}
+	if n := a.set.Stats().Endpoints; n != 2 {
+		t.Fatalf("%d endpoints, want 2 that wait", n)
+	}
+	w.connect(a, "b:1@nic0")
+	if _, err := a.set.Get("gone:1@x"); err != nil {
+		t.Error(err) // it is there, or takes the idle one's place
+	}
+}

@@ -92,3 +92,18 @@ func (t *store) evict() *Endpoint {
 	t.hand = e
 	return nil
 }
+
+// evictWaiting takes the endpoint out that waits longest before its dial. It returns
+// nil if none waits.
+func (t *store) evictWaiting() *Endpoint {
+	var last *Endpoint
+	for e := t.oldest; e != nil; e = e.newer {
+		if e.State() == Unconnected && e.dialAt != 0 && (last == nil || e.dialAt > last.dialAt) {
+			last = e
+		}
+	}
+	if last != nil {
+		t.remove(last)
+	}
+	return last
+}

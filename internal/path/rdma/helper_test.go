@@ -217,7 +217,9 @@ func (r *rig) until(what string, jump bool, cond func() bool) {
 			continue
 		}
 		if idle++; jump && idle >= 20 {
-			r.clock.Add(int64(r.path.Arm(r.now())))
+			if limit := r.path.Arm(r.now()); limit > 0 {
+				r.clock.Add(int64(max(limit, 20*time.Millisecond)))
+			}
 			idle = 0
 		}
 		time.Sleep(50 * time.Microsecond)
