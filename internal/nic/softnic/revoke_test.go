@@ -83,6 +83,7 @@ func TestRegionsComeAndGo(t *testing.T) {
 				return
 			default:
 			}
+			time.Sleep(20 * time.Microsecond) // with one processor, let the others run
 			for _, r := range []*rig{a, b} {
 				mr, err := r.q.pd.Register(r.addr, 8*n, rigAccess)
 				if err != nil {
