@@ -62,7 +62,7 @@ type watched struct {
 // is called from one goroutine, once an event and peer; it must not block long
 // and must not close the watcher.
 func (r *Registry) Watch(notify func(*Peer, Event)) (*Watcher, error) {
-	return r.watch(notify, min(r.opts.HeartbeatTimeout/3, time.Second))
+	return r.watch(notify, r.opts.HeartbeatTimeout)
 }
 
 func (r *Registry) watch(notify func(*Peer, Event), every time.Duration) (*Watcher, error) {
