@@ -13,14 +13,13 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/railhop/railhop"
-	"github.com/railhop/railhop/internal/config"
 	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/gpu/softgpu"
-	"github.com/railhop/railhop/internal/nic/softnic"
 	"github.com/railhop/railhop/internal/pattern"
 )
 
@@ -29,46 +28,16 @@ type settings map[string]string
 
 // open starts an engine on software providers, with memory on its GPU.
 type process struct {
-	engine *railhop.Engine
-	gpus   *softgpu.Provider
-	dev    gpu.Device
-	mem    []uint64
+	engine   *railhop.Engine
+	cfg      railhop.Config
+	gpus     *softgpu.Provider
+	dev      gpu.Device
+	mem      []uint64
+	nicFails atomic.Bool // every operation of its NICs does
 }
 
 func open(set settings, registry string, log *slog.Logger) (*process, error) {
-	env, warnings := config.Load(func(name string) (string, bool) { v, ok := set[name]; return v, ok })
-	if len(warnings) > 0 {
-		return nil, fmt.Errorf("settings: %v", warnings)
-	}
-	gpuConfigs, err := softgpu.ParseDevices(env.Providers.SoftGPUs)
-	if err != nil {
-		return nil, err
-	}
-	gpus, err := softgpu.New(softgpu.Options{Devices: gpuConfigs})
-	if err != nil {
-		return nil, err
-	}
-	nicConfigs, err := softnic.ParseDevices(env.Providers.SoftNICs)
-	if err != nil {
-		return nil, err
-	}
-	nics, err := softnic.New(softnic.Options{Devices: nicConfigs, Logger: log})
-	if err != nil {
-		return nil, err
-	}
-	infos, err := gpus.Devices()
-	if err != nil {
-		return nil, err
-	}
-	dev, err := gpus.Open(infos[0].BusID)
-	if err != nil {
-		return nil, err
-	}
-	e, err := railhop.Open(railhop.Config{Host: "127.0.0.1", Settings: env, Registry: registry, NICs: nics, GPUs: gpus, Logger: log})
-	if err != nil {
-		return nil, err
-	}
-	return &process{engine: e, gpus: gpus, dev: dev}, nil
+	return openWith(options{set: set, registry: registry, log: log})
 }
 
 func (p *process) close() error {
@@ -89,12 +58,33 @@ func (p *process) memory(size uint64) (uint64, error) {
 	return addr, p.engine.Register(addr, size, "")
 }
 
+// registerParts registers memory that was allocated, part by part.
+func (p *process) registerParts(addr, size, part uint64) error {
+	var regions []railhop.Region
+	for off := uint64(0); off < size; off += part {
+		regions = append(regions, railhop.Region{Addr: addr + off, Length: min(part, size-off)})
+	}
+	return p.engine.RegisterBatch(regions)
+}
+
+func (p *process) write(name string, src, dst, size uint64) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	id, err := p.engine.OpenSegment(ctx, name)
+	if err != nil {
+		return err
+	}
+	return p.engine.Write(ctx, id, src, dst, size)
+}
+
 type command struct {
 	Op       string
 	Set      settings `json:",omitempty"`
 	Registry string   `json:",omitempty"`
-	Addr     uint64
+	Name     string   `json:",omitempty"` // of a segment
+	Addr, To uint64
 	Size     uint64
+	Part     uint64
 	Seed     uint64
 	Byte     byte
 }
@@ -125,6 +115,10 @@ func serve() {
 				}
 			case "memory":
 				a.Addr, err = p.memory(c.Size)
+			case "alloc":
+				if a.Addr, err = p.dev.Alloc(c.Size); err == nil {
+					p.mem = append(p.mem, a.Addr)
+				}
 			case "poison":
 				err = p.dev.CopyIn(c.Addr, bytesOf(c.Byte, c.Size))
 			case "verify":
@@ -132,6 +126,16 @@ func serve() {
 				if err = p.dev.CopyOut(got, c.Addr); err == nil {
 					_, a.Bad = pattern.Mismatch(got, c.Seed, 0)
 				}
+			case "fill":
+				got := make([]byte, c.Size)
+				pattern.Fill(got, c.Seed, 0)
+				err = p.dev.CopyIn(c.Addr, got)
+			case "register":
+				err = p.registerParts(c.Addr, c.Size, c.Part)
+			case "write":
+				err = p.write(c.Name, c.Addr, c.To, c.Size)
+			case "break nic":
+				p.nicFails.Store(true)
 			case "stats":
 				a.Stats = p.engine.Stats()
 			case "close":

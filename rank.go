@@ -424,7 +424,9 @@ func (r *rank) free() error {
 		err = errors.Join(err, mr.Close())
 	}
 	if r.arena != 0 {
-		err = errors.Join(err, r.gpu.Free(r.arena))
+		if free := r.gpu.Free(r.arena); !errors.Is(free, gpu.ErrFatal) {
+			err = errors.Join(err, free)
+		}
 	}
 	for _, f := range r.fences {
 		err = errors.Join(err, f.Event.Close())
