@@ -38,6 +38,7 @@ type app struct {
 func (a *app) commands() []*cobra.Command {
 	return []*cobra.Command{
 		newDemoCmd(a),
+		newReplayCmd(a),
 		newBenchCmd(a),
 		newStatusCmd(a),
 		newPXNCmd(a),

@@ -28,6 +28,7 @@ type host struct {
 	hardware *hardware
 	engines  map[string]*railhop.Engine
 	memory   map[string]*memory
+	replay   *replay
 }
 
 // hardware is the software NICs and GPUs, made once: engines that are to share
@@ -79,6 +80,10 @@ func (h *host) commands() map[string]Handler {
 		"stats":         on(h.stats),
 		"counters":      on(h.counters),
 		"usage":         on(h.usage),
+		"replay_load":   on(h.replayLoad),
+		"replay_send":   on(h.replaySend),
+		"replay_allow":  on(h.replayAllow),
+		"replay_check":  on(h.replayCheck),
 		"plain_send":    on(h.plainSend),
 		"plain_receive": on(h.plainReceive),
 	}

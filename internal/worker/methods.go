@@ -3,6 +3,8 @@ package worker
 import (
 	"context"
 	"encoding/json"
+
+	"github.com/railhop/railhop/internal/workload"
 )
 
 // Open opens an engine.
@@ -108,4 +110,25 @@ func events[E any](f func(E)) func(json.RawMessage) {
 			f(e)
 		}
 	}
+}
+
+// ReplayLoad has the worker work a workload out.
+func (p *Proc) ReplayLoad(ctx context.Context, o workload.Options) (Replayed, error) {
+	return Call[Replayed](ctx, p, "replay_load", o, nil)
+}
+
+// ReplaySend sends all batches of a prefill rank. landed hears of each.
+func (p *Proc) ReplaySend(ctx context.Context, a ReplaySendArgs, landed func(ReplayLanded)) (Streamed, error) {
+	return Call[Streamed](ctx, p, "replay_send", a, events(landed))
+}
+
+// ReplayAllow tells a prefill rank which chunks may be overwritten.
+func (p *Proc) ReplayAllow(ctx context.Context, chunk int) error {
+	_, err := Call[None](ctx, p, "replay_allow", ReplayAllowArgs{chunk}, nil)
+	return err
+}
+
+// ReplayCheck has a decode rank check the next batch of a flow.
+func (p *Proc) ReplayCheck(ctx context.Context, a ReplayCheckArgs) (Verified, error) {
+	return Call[Verified](ctx, p, "replay_check", a, nil)
 }

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -32,13 +31,16 @@ func (h *host) stream(ctx context.Context, a StreamArgs, emit func(any)) (Stream
 	if a.Total == 0 {
 		a.Total = a.Length
 	}
-	w := newWindow(e, a.Window, a.Batch)
+	p := newPipeline(ctx, e, a.Window, a.Batch)
 	reqs := make([]railhop.Request, 0, a.Batch)
 	op := railhop.Write
 	if a.Read {
 		op = railhop.Read
 	}
 	start := time.Now()
+	so := func() Streamed {
+		return Streamed{Bytes: p.bytes.Load(), Requests: p.requests.Load(), Nanoseconds: int64(time.Since(start))}
+	}
 	told := start
 	for at := uint64(0); at < a.Total && err == nil; {
 		reqs = reqs[:0]
@@ -51,73 +53,13 @@ func (h *host) stream(ctx context.Context, a StreamArgs, emit func(any)) (Stream
 			})
 			at, bytes = at+n, bytes+n
 		}
-		if err = w.submit(ctx, reqs, bytes); err == nil && time.Since(told) >= progressEvery {
+		if err = p.submit(reqs, bytes, nil); err == nil && time.Since(told) >= progressEvery {
 			told = time.Now()
-			emit(Streamed{Bytes: w.bytes, Requests: w.requests, Nanoseconds: int64(told.Sub(start))})
+			emit(so())
 		}
 	}
-	err = errors.Join(err, w.drain(ctx))
-	return Streamed{Bytes: w.bytes, Requests: w.requests, Nanoseconds: int64(time.Since(start))}, err
-}
-
-// window is a number of batches that are in flight together, oldest first.
-type window struct {
-	batches  []*railhop.Batch
-	sizes    []uint64 // bytes in flight, by batch; 0 means free
-	next     int
-	bytes    uint64 // done
-	requests uint64
-	done     func(i int) // hears of each batch that has ended, in order; may be nil
-}
-
-func newWindow(e *railhop.Engine, batches, requests int) *window {
-	w := &window{sizes: make([]uint64, batches)}
-	for range batches {
-		w.batches = append(w.batches, e.NewBatch(requests))
-	}
-	return w
-}
-
-// submit sends a batch, once the oldest has made room for it.
-func (w *window) submit(ctx context.Context, reqs []railhop.Request, bytes uint64) error {
-	if err := w.await(ctx, w.next); err != nil {
-		return err
-	}
-	if err := w.batches[w.next].Submit(reqs); err != nil {
-		return err
-	}
-	w.sizes[w.next] = bytes
-	w.next = (w.next + 1) % len(w.batches)
-	return nil
-}
-
-// await waits for batch i, if it is in flight.
-func (w *window) await(ctx context.Context, i int) error {
-	if w.sizes[i] == 0 {
-		return nil
-	}
-	b := w.batches[i]
-	if err := b.Wait(ctx); err != nil {
-		w.sizes[i] = 0
-		return err
-	}
-	w.bytes += w.sizes[i]
-	w.requests += uint64(b.Len())
-	w.sizes[i] = 0
-	if w.done != nil {
-		w.done(i)
-	}
-	return b.Reset()
-}
-
-// drain waits for all that is in flight.
-func (w *window) drain(ctx context.Context) error {
-	var err error
-	for range w.batches {
-		err = errors.Join(err, w.await(ctx, w.next))
-		w.next = (w.next + 1) % len(w.batches)
-	}
-	return err
+	err = p.close()
+	return so(), err
 }
 
 // transfer moves spans as one batch.

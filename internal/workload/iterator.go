@@ -88,6 +88,11 @@ func (p *Plan) From(rank int) *Iterator {
 // To yields the batches that a decode rank receives.
 func (p *Plan) To(rank int) *Iterator { return p.iterate(func(f *Flow) bool { return f.To == rank }) }
 
+// Through yields the batches of one flow, which is an index into [Plan.Flows].
+func (p *Plan) Through(flow int) *Iterator {
+	return p.iterate(func(f *Flow) bool { return f == &p.flows[flow] })
+}
+
 func (p *Plan) iterate(want func(*Flow) bool) *Iterator {
 	it := &Iterator{plan: p}
 	for i := range p.flows {
