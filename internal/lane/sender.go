@@ -103,6 +103,9 @@ func (s *Sender) Reap() (seq uint64, status xfer.Code, ok bool) {
 	return seq, status, true
 }
 
+// Attach tells the owner that the arena is mapped, or is about to be.
+func (s *Sender) Attach() { s.mem.Store(Word{Attached, 0}, 1) }
+
 // Release gives the lane back to its owner, who frees it. The caller has drained
 // its stream and closed its import; nothing may be in flight.
 func (s *Sender) Release() {

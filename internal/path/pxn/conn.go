@@ -92,7 +92,10 @@ func (p *Path) dial(rail string) (*conn, xfer.Reason, error) {
 
 func (c *conn) open() error {
 	o := &c.path.opts
-	var err error
+	err := o.Guard(func() error { c.tx.Attach(); return nil })
+	if err != nil {
+		return fmt.Errorf("pxn: attach to the arena of %s: %w", c.claim.Peer.Name(), err)
+	}
 	if c.arena, err = o.Device.Import(c.claim.Handle, c.claim.Arena); err != nil {
 		return fmt.Errorf("pxn: import the arena of %s: %w", c.claim.Peer.Name(), err)
 	}
