@@ -28,8 +28,10 @@ type Config struct {
 	// Settings is what the MC_* and RAILHOP_* variables say, as described in
 	// docs/configuration.md.
 	Settings config.Env
-	// Topology maps a memory location, such as "cuda:0", to its preferred and its
-	// other NICs. Nil means that it is made up from what the devices say.
+	// Topology maps a memory location of the host, such as "cuda:0", to its
+	// preferred and its other NICs. Nil means that of Settings, or else that it is
+	// made up from what the devices say. A GPU goes by its ordinal on the host,
+	// whatever is visible to the process.
 	Topology map[string][2][]string
 	// Registry is the directory that groups of ranks meet in; "" means /dev/shm.
 	Registry string

@@ -162,16 +162,18 @@ func (e *Engine) connect() error {
 		maxMR = min(maxMR, attr.MaxMR)
 	}
 	e.rails = plan.NewRails(env.PXN.RailMap, localNICs(opened))
-	matrix := e.cfg.Topology
+	gpus, err := e.host.gpuInfos()
+	if err != nil {
+		return err
+	}
+	matrix, err := e.givenTopology(gpus)
+	if err != nil {
+		return err
+	}
 	if matrix == nil {
-		gpus, err := e.host.gpuInfos()
-		if err != nil {
-			return err
-		}
 		matrix = topology(gpus, attrs)
 	}
 	e.cfg.Topology = matrix
-	var err error
 	e.local, err = segment.NewLocal(segment.LocalOptions{
 		Name: e.name, RDMAServerName: env.Names.RDMABindAddr, Protocol: wire.ProtocolRDMA, TCPProtoVersion: 1, FenceVersion: 1,
 		Devices: devices, Matrix: matrix, MaxMR: maxMR,

@@ -71,10 +71,13 @@ type Range struct {
 
 // Info describes a device.
 type Info struct {
-	Index int    // ordinal among those visible to this process
-	BusID string // PCI bus id, lower case, such as "0000:1b:00.0": the identity
-	Name  string
-	NUMA  int // node, -1 if unknown
+	Index int // ordinal among those visible to this process
+	// HostIndex is the ordinal among all of the host, visible or not, by bus id; -1
+	// if unknown.
+	HostIndex int
+	BusID     string // PCI bus id, lower case, such as "0000:1b:00.0": the identity
+	Name      string
+	NUMA      int // node, -1 if unknown
 	// StreamMemOps says that [Stream.Write64] works.
 	StreamMemOps bool
 	// BatchedCopy says that a batch of copies is one operation and not many.

@@ -41,7 +41,7 @@ func newDevice(p *Provider, index int, id busID, c DeviceConfig) *device {
 	return &device{
 		p: p, id: id, peer: c.PeerAtomics, maxBytes: c.MaxBytes,
 		info: gpu.Info{
-			Index: index, BusID: c.BusID, Name: "soft GPU", NUMA: c.NUMA,
+			Index: index, BusID: c.BusID, HostIndex: c.Index, Name: "soft GPU", NUMA: c.NUMA,
 			StreamMemOps: c.StreamMemOps, BatchedCopy: c.BatchedCopy,
 		},
 		callers: make(map[uint64]*Stream),

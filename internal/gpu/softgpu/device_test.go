@@ -24,11 +24,11 @@ func TestParseDevices(t *testing.T) {
 		{name: "none", text: "0", want: []DeviceConfig{}},
 		{name: "count", text: "2", want: Uniform(2)},
 		{name: "one", text: "0000:a0:00.0", want: []DeviceConfig{a0}},
-		{name: "all facts", text: "0000:a0:00.0,numa=1,memops=off,peer=off,batch=off,max=4096", want: []DeviceConfig{
-			{BusID: "0000:a0:00.0", NUMA: 1, MaxBytes: 4096},
+		{name: "all facts", text: "0000:a0:00.0,numa=1,index=3,memops=off,peer=off,batch=off,max=4096", want: []DeviceConfig{
+			{BusID: "0000:a0:00.0", NUMA: 1, Index: 3, MaxBytes: 4096},
 		}},
 		{name: "two, with blanks", text: "0000:a0:00.0, numa=-1; 10000:01:1f.7,memops=on", want: []DeviceConfig{
-			a0, {BusID: "10000:01:1f.7", NUMA: -1, StreamMemOps: true, PeerAtomics: true, BatchedCopy: true},
+			a0, {BusID: "10000:01:1f.7", NUMA: -1, Index: -1, StreamMemOps: true, PeerAtomics: true, BatchedCopy: true},
 		}},
 		{name: "empty", text: "", err: `""`},
 		{name: "too many", text: "33", err: `"33": want 0..32`},

@@ -45,8 +45,9 @@ func parseBusID(s string) (busID, error) {
 //
 //	0000:a0:00.0,numa=0,memops=off;0000:a1:00.0,numa=1,peer=off,max=1073741824
 //
-// Each is a bus id and, in any order, numa (a node, -1 for unknown), memops, peer
-// and batch (on or off) and max (bytes).
+// Each is a bus id and, in any order, numa (a node, -1 for unknown), index (the
+// ordinal on the host that is played), memops, peer and batch (on or off) and max
+// (bytes).
 func ParseDevices(text string) ([]DeviceConfig, error) {
 	if n, err := strconv.Atoi(text); err == nil {
 		if n < 0 || n > MaxDevices {
@@ -88,6 +89,11 @@ func parseDevice(item string) (DeviceConfig, error) {
 			if err != nil || c.NUMA < -1 {
 				err = fmt.Errorf("want a node number, or -1")
 			}
+		case "index":
+			c.Index, err = strconv.Atoi(value)
+			if err != nil || c.Index < 0 {
+				err = fmt.Errorf("want an ordinal, 0 or more")
+			}
 		case "memops":
 			c.StreamMemOps, err = parseSwitch(value)
 		case "peer":
@@ -100,7 +106,7 @@ func parseDevice(item string) (DeviceConfig, error) {
 				err = fmt.Errorf("want a number of bytes, 1 or more")
 			}
 		default:
-			err = fmt.Errorf("want numa, memops, peer, batch or max")
+			err = fmt.Errorf("want numa, index, memops, peer, batch or max")
 		}
 		if err != nil {
 			return DeviceConfig{}, fmt.Errorf("softgpu: device %s: %q: %w", id, field, err)

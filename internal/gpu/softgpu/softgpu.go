@@ -35,6 +35,7 @@ const MaxDevices = 32
 type DeviceConfig struct {
 	BusID string // PCI bus id, such as "0000:a0:00.0"
 	NUMA  int    // node, -1 if unknown
+	Index int    // ordinal on the host that is played, -1 if unknown
 	// StreamMemOps says whether [Stream.Write64] works.
 	StreamMemOps bool
 	// PeerAtomics says whether streams of this device may ring words that are
@@ -59,7 +60,7 @@ func Uniform(n int) []DeviceConfig {
 }
 
 func defaultConfig(busID string) DeviceConfig {
-	return DeviceConfig{BusID: busID, NUMA: -1, StreamMemOps: true, PeerAtomics: true, BatchedCopy: true}
+	return DeviceConfig{BusID: busID, NUMA: -1, Index: -1, StreamMemOps: true, PeerAtomics: true, BatchedCopy: true}
 }
 
 // Options configures a [Provider]. The zero value is one device, current.
