@@ -150,6 +150,7 @@ func (e *Endpoint) Room() int {
 // when the queues are full, which is no error. Every request must be signalled.
 // There is no order between requests. It fails with [ErrNotReady] unless the
 // endpoint is CONNECTED; after another error the caller fails the endpoint.
+// It takes what [Endpoint.Room] has promised.
 func (e *Endpoint) Post(wrs []nic.WR) (n int, err error) {
 	if !e.Ready() {
 		return 0, ErrNotReady
@@ -159,24 +160,29 @@ func (e *Endpoint) Post(wrs []nic.WR) (n int, err error) {
 	}
 	s := e.set
 	total := min(len(wrs), s.opts.MaxCQE-s.inflight)
-	for left := len(e.qps); left > 0 && n < total; left-- {
-		i := e.next
-		e.next = (e.next + 1) % len(e.qps)
-		k := min((total-n+left-1)/left, s.opts.MaxWR-e.used[i])
-		if k <= 0 {
-			continue
-		}
-		// Counted first: a teardown that starts meanwhile then waits for them.
-		e.open.Add(int64(k))
-		m, err := e.qps[i].Post(wrs[n : n+k])
-		m = min(max(m, 0), k)
-		e.count(i, m)
-		if m < k {
-			e.settle(int64(k - m))
-		}
-		n += m
-		if err != nil {
-			return n, fmt.Errorf("endpoint: post to %s: %w", e.path, err)
+	// What a full queue pair leaves goes to the others, in further rounds.
+	for took := true; took && n < total; {
+		took = false
+		for left := len(e.qps); left > 0 && n < total; left-- {
+			i := e.next
+			e.next = (e.next + 1) % len(e.qps)
+			k := min((total-n+left-1)/left, s.opts.MaxWR-e.used[i])
+			if k <= 0 {
+				continue
+			}
+			// Counted first: a teardown that starts meanwhile then waits for them.
+			e.open.Add(int64(k))
+			m, err := e.qps[i].Post(wrs[n : n+k])
+			m = min(max(m, 0), k)
+			e.count(i, m)
+			if m < k {
+				e.settle(int64(k - m))
+			}
+			n += m
+			if err != nil {
+				return n, fmt.Errorf("endpoint: post to %s: %w", e.path, err)
+			}
+			took = took || m > 0
 		}
 	}
 	return n, nil

@@ -43,6 +43,7 @@ func TestPostSpreadsAndStops(t *testing.T) {
 		{"two in turn", 8, 100, []int{1, 1}, []int{1, 1}, []int{1, 1}},
 		{"even runs", 8, 100, []int{7}, []int{7}, []int{4, 3}},
 		{"queue pairs full", 8, 100, []int{20, 1}, []int{16, 0}, []int{8, 8}},
+		{"one queue pair full", 8, 100, []int{3, 3, 3, 1, 1, 1, 4}, []int{3, 3, 3, 1, 1, 1, 4}, []int{8, 8}},
 		{"completion queue full", 8, 10, []int{7, 7, 1}, []int{7, 3, 0}, []int{6, 4}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
