@@ -26,6 +26,7 @@ type benchOptions struct {
 	batch, threads, gpu, precision int
 	duration                       time.Duration
 	unit, matrix, metricsAddr      string
+	registry                       string
 	vram, init, soft, local        bool
 
 	blocks []uint64 // to be measured, one row each
@@ -109,6 +110,7 @@ bytes, seconds, gbytes_per_s (10^9 bytes), ops_per_s and latency_us (p50, p90, p
 	f.IntVar(&o.precision, "report_precision", 2, "digits after the point")
 	f.StringVar(&o.metricsAddr, "metrics_addr", "", "serve counters for Prometheus at this host:port while it runs")
 	f.BoolVar(&o.soft, "soft", false, "use software NICs and GPUs; they are never used unless asked for by this or RAILHOP_PROVIDERS=soft")
+	registryFlag(cmd, &o.registry)
 	known := map[string]bool{}
 	f.VisitAll(func(f *pflag.Flag) { known[f.Name] = true })
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {

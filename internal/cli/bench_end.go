@@ -18,6 +18,7 @@ import (
 	"github.com/railhop/railhop/internal/metrics"
 	"github.com/railhop/railhop/internal/nic/softnic"
 	"github.com/railhop/railhop/internal/pattern"
+	"github.com/railhop/railhop/internal/wire"
 	"github.com/railhop/railhop/internal/worker"
 )
 
@@ -92,6 +93,9 @@ func (b *bench) settle(ctx context.Context) error {
 		fmt.Fprintf(b.app.errOut, "railhop: --local_server_name %s: the port is not used: one is drawn from %d to %d\n", o.host, env.Names.MinRPCPort, env.Names.MaxRPCPort)
 		o.host = host
 	}
+	if err := wire.CheckOwnHost(o.host, o.mode == "self"); err != nil {
+		return usagef("bench: --local_server_name: %w", err)
+	}
 	if soft && env.Providers.SoftNICs == "" {
 		addr, err := addressOf(ctx, o.host)
 		if err != nil {
@@ -138,7 +142,7 @@ func bracketed(a netip.Addr) string {
 func (b *bench) open() error {
 	o := b.opts
 	cfg := railhop.Defaults()
-	cfg.Host, cfg.Devices, cfg.Settings, cfg.Logger = o.host, o.nics, o.env, b.app.log
+	cfg.Host, cfg.Devices, cfg.Settings, cfg.Registry, cfg.Logger = o.host, o.nics, o.env, o.registry, b.app.log
 	if o.vram {
 		if err := b.openGPUs(); err != nil {
 			return err

@@ -22,8 +22,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// railhop runs a command line in this process.
-func railhop(args ...string) (status int, out, errOut string) {
+// runMain runs a command line in this process.
+func runMain(args ...string) (status int, out, errOut string) {
 	var o, e bytes.Buffer
 	status = Main(args, &o, &e)
 	return status, o.String(), e.String()

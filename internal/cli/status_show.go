@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/charmbracelet/lipgloss"
 	"github.com/charmbracelet/lipgloss/table"
@@ -94,7 +95,7 @@ func showStatus(w io.Writer, group string, s *registry.Snapshot, rates *statusRa
 		notes(&b, s)
 	}
 	for _, f := range s.Refused {
-		fmt.Fprintf(&b, "%s %s: %v: %s\n", p.bad.Render("refused"), f.Name, f.Cause, f.Detail)
+		fmt.Fprintf(&b, "%s %s: %v: %s\n", p.bad.Render("refused"), f.Name, f.Cause, clean(f.Detail))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -110,14 +111,14 @@ func (p painter) ranks(s *registry.Snapshot) string {
 		}
 		server, rule := "-", "-"
 		if r.Stats != nil {
-			server, rule = r.Stats.Server, dash(r.Stats.RailRule)
+			server, rule = clean(r.Stats.Server), clean(dash(r.Stats.RailRule))
 		}
 		rows = append(rows, []string{
-			strconv.Itoa(i), state.Render(condition(r)), strings.Join(r.Rails, " "), rule, server,
+			strconv.Itoa(i), state.Render(condition(r)), clean(strings.Join(r.Rails, " ")), rule, server,
 			strconv.Itoa(int(r.Owner.PID)), beat(r), formatSize(r.SlotSize), formatSize(r.ArenaSize),
 		})
 	}
-	return p.table([]string{"rank", "state", "rails", "by", "segment", "pid", "beat", "slot", "arena"}, 5, rows)
+	return p.table([]string{"rank", "state", "rails", "known by", "segment", "pid", "beat", "slot", "arena"}, 5, rows)
 }
 
 // beat is how long ago the heart has beaten: at least, if that was not seen.
@@ -156,7 +157,13 @@ func (p painter) lanes(s *registry.Snapshot, rates *statusRates) string {
 	for i := range s.Ranks {
 		number[s.Ranks[i].Name] = i
 	}
-	headers := []string{"relay", "lane", "state", "sender", "head", "doorbell", "completed", "free", "copying", "waiting", "claimed", "done", "revoked", "broken"}
+	headers := []string{"relay", "lane", "state", "sender", "head", "doorbell", "completed", "free", "copying", "waiting", "claimed", "done", "revoked"}
+	broken := slices.ContainsFunc(s.Ranks, func(r registry.Rank) bool {
+		return slices.ContainsFunc(r.Lanes[:], func(l registry.Lane) bool { return l.Slots.Broken > 0 })
+	})
+	if broken {
+		headers = append(headers, "broken")
+	}
 	if rates != nil {
 		headers = append(headers, "pieces/s")
 	}
@@ -173,8 +180,11 @@ func (p painter) lanes(s *registry.Snapshot, rates *statusRates) string {
 				row = append(row, strconv.FormatUint(seq, 10))
 			}
 			c := l.Slots
-			for _, slots := range []int{c.Free, c.Copying, c.Waiting, c.Claimed, c.Done, c.Revoked, c.Broken} {
+			for _, slots := range []int{c.Free, c.Copying, c.Waiting, c.Claimed, c.Done, c.Revoked} {
 				row = append(row, strconv.Itoa(slots))
+			}
+			if broken {
+				row = append(row, strconv.Itoa(c.Broken))
 			}
 			if rates != nil {
 				row = append(row, strconv.FormatFloat(rates.perSecond[laneKey(r, n)], 'f', 0, 64))
@@ -213,7 +223,7 @@ func notes(b *strings.Builder, s *registry.Snapshot) {
 			fmt.Fprintf(b, "rank %d: another pid namespace, or another boot: its pid means nothing here\n", i)
 		}
 		if r.StatsError != "" {
-			fmt.Fprintf(b, "rank %d: no counters: %s\n", i, r.StatsError)
+			fmt.Fprintf(b, "rank %d: no counters: %s\n", i, clean(r.StatsError))
 		}
 		if r.Stats == nil {
 			continue
@@ -223,14 +233,14 @@ func notes(b *strings.Builder, s *registry.Snapshot) {
 			rest, ok := strings.CutPrefix(name, "reason.")
 			why, ops := strings.CutSuffix(rest, ".ops")
 			if n := r.Stats.Counters[name]; ok && ops && n > 0 {
-				reasons = append(reasons, fmt.Sprintf("%s %d (%s)", why, n, humanBytes(r.Stats.Counters["reason."+why+".bytes"])))
+				reasons = append(reasons, fmt.Sprintf("%s %d (%s)", clean(why), n, humanBytes(r.Stats.Counters["reason."+why+".bytes"])))
 			}
 		}
 		if reasons != nil {
 			fmt.Fprintf(b, "rank %d: not relayed: %s\n", i, strings.Join(reasons, ", "))
 		}
 		for _, dst := range r.Stats.MayStillLand {
-			fmt.Fprintf(b, "rank %d: may still land: %s\n", i, dst)
+			fmt.Fprintf(b, "rank %d: may still land: %s\n", i, clean(dst))
 		}
 	}
 }
@@ -275,11 +285,14 @@ func humanBytes(n uint64) string {
 	return strconv.FormatFloat(v, 'f', digits, 64) + " " + []string{"B", "kB", "MB", "GB", "TB", "PB", "EB"}[unit]
 }
 
-func plural(n int, word string) string {
-	if n == 1 {
-		return "1 " + word
-	}
-	return strconv.Itoa(n) + " " + word + "s"
+// clean keeps what a rank wrote from steering the terminal.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
 }
 
 func dash(s string) string {
