@@ -84,9 +84,11 @@ type command struct {
 	Name     string   `json:",omitempty"` // of a segment
 	Addr, To uint64
 	Size     uint64
-	Part     uint64
+	Part     uint64 // of a region to be registered, or of what is compared: Part bytes of each Stride
+	Stride   uint64
 	Seed     uint64
 	Byte     byte
+	GPU      int // ordinal
 }
 
 type answer struct {
@@ -114,18 +116,18 @@ func serve() {
 					a.Name = p.engine.Name()
 				}
 			case "memory":
-				a.Addr, err = p.memory(c.Size)
+				a.Addr, err = p.memoryOn(c.GPU, c.Size)
 			case "alloc":
 				if a.Addr, err = p.dev.Alloc(c.Size); err == nil {
 					p.mem = append(p.mem, a.Addr)
 				}
 			case "poison":
-				err = p.dev.CopyIn(c.Addr, bytesOf(c.Byte, c.Size))
+				err = p.chunks(c.Addr, c.Size, func(addr, _ uint64, b []byte) error {
+					copy(b, bytesOf(c.Byte, uint64(len(b))))
+					return p.dev.CopyIn(addr, b)
+				})
 			case "verify":
-				got := make([]byte, c.Size)
-				if err = p.dev.CopyOut(got, c.Addr); err == nil {
-					_, a.Bad = pattern.Mismatch(got, c.Seed, 0)
-				}
+				a.Bad, err = p.differ(c)
 			case "fill":
 				got := make([]byte, c.Size)
 				pattern.Fill(got, c.Seed, 0)

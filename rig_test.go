@@ -164,9 +164,7 @@ func (r *rig) find(name string) {
 func (r *rig) fill() {
 	r.Helper()
 	r.seed++
-	buf := make([]byte, r.size)
-	pattern.Fill(buf, r.seed, 0)
-	if err := r.sender.dev.CopyIn(r.src, buf); err != nil {
+	if err := r.sender.fillAll(r.src, r.size, r.seed); err != nil {
 		r.Fatal(err)
 	}
 }
@@ -264,6 +262,7 @@ type records struct {
 	mu   sync.Mutex
 	t    *testing.T
 	over bool
+	min  slog.Level // of what is passed on
 	seen map[string]int
 }
 
@@ -282,7 +281,7 @@ func (l *records) Handle(_ context.Context, rec slog.Record) error {
 		text += " " + a.String()
 		return true
 	})
-	if l.t != nil && !l.over {
+	if l.t != nil && !l.over && rec.Level >= l.min {
 		l.t.Log(text)
 	}
 	return nil
@@ -323,3 +322,69 @@ func (r *rig) alias(change func(*wire.SegmentDesc)) string {
 
 // device is the sender's GPU, below all faults.
 func (r *rig) device() *softgpu.Device { return r.sender.dev.(*softgpu.Device) }
+
+// chunks calls f for the parts of a range, with a buffer as long.
+func (p *process) chunks(addr, size uint64, f func(addr, off uint64, b []byte) error) error {
+	const chunk = 16 << 20
+	buf := make([]byte, min(chunk, size))
+	for off := uint64(0); off < size; off += chunk {
+		if err := f(addr+off, off, buf[:min(chunk, size-off)]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fillAll puts a seed's bytes into memory, as much as there is.
+func (p *process) fillAll(addr, size, seed uint64) error {
+	return p.chunks(addr, size, func(addr, off uint64, b []byte) error {
+		pattern.Fill(b, seed, off)
+		return p.dev.CopyIn(addr, b)
+	})
+}
+
+// differ counts the bytes that are not the seed's; with a stride, those of the
+// parts that are not, and those between them that are not c.Byte.
+func (p *process) differ(c command) (bad int, err error) {
+	err = p.chunks(c.Addr, c.Size, func(addr, off uint64, b []byte) error {
+		if err := p.dev.CopyOut(b, addr); err != nil {
+			return err
+		}
+		if c.Stride == 0 {
+			_, n := pattern.Mismatch(b, c.Seed, off)
+			bad += n
+			return nil
+		}
+		for at := uint64(0); at < uint64(len(b)); at += c.Stride {
+			_, n := pattern.Mismatch(b[at:at+c.Part], c.Seed, (off+at)/c.Stride*c.Part)
+			bad += n
+			for _, x := range b[at+c.Part : at+c.Stride] {
+				if x != c.Byte {
+					bad++
+				}
+			}
+		}
+		return nil
+	})
+	return bad, err
+}
+
+// memoryOn is memory on the GPU with that ordinal.
+func (p *process) memoryOn(ordinal int, size uint64) (uint64, error) {
+	if ordinal == 0 {
+		return p.memory(size)
+	}
+	infos, err := p.gpus.Devices()
+	if err != nil {
+		return 0, err
+	}
+	dev, err := p.gpus.Open(infos[ordinal].BusID)
+	if err != nil {
+		return 0, err
+	}
+	addr, err := dev.Alloc(size)
+	if err != nil {
+		return 0, err
+	}
+	return addr, p.engine.Register(addr, size, "")
+}

@@ -242,11 +242,11 @@ func (c *conn) reap(now time.Duration) (busy bool) {
 		case p.state == moved:
 			c.settle(p)
 		case status == xfer.OK:
+			c.path.opts.Tally.Went(tally.Relayed, p.bytes) // first: whoever waits may look
 			for i := range p.items {
 				it := &p.items[i]
 				it.Owner.Closed(it.Span.Length, nil)
 			}
-			c.path.opts.Tally.Went(tally.Relayed, p.bytes)
 			if len(c.avoid) > 0 {
 				delete(c.avoid, p.target)
 			}
