@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -264,6 +265,7 @@ type records struct {
 	over bool
 	min  slog.Level // of what is passed on
 	seen map[string]int
+	peer []string // warnings that name a peer
 }
 
 func (l *records) Enabled(context.Context, slog.Level) bool { return true }
@@ -278,6 +280,9 @@ func (l *records) Handle(_ context.Context, rec slog.Record) error {
 		if a.Key == "reason" {
 			l.seen[a.Value.String()]++
 		}
+		if a.Key == "peer" && rec.Level >= slog.LevelWarn {
+			l.peer = append(l.peer, rec.Message+": "+a.Value.String())
+		}
 		text += " " + a.String()
 		return true
 	})
@@ -291,6 +296,12 @@ func (l *records) count(why xfer.Reason) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.seen[why.String()]
+}
+
+func (l *records) ofPeers() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.peer)
 }
 
 // end stops passing lines on: the test is over.

@@ -243,7 +243,7 @@ func (e *Engine) because(why xfer.Reason, bytes uint64, to *target) {
 func (e *Engine) ended(t *ledger.Task) {
 	e.host.tally.Failed(t.Missing())
 	link, ok := errors.AsType[*rdma.LinkError](t.Err())
-	if !ok || t.Why == xfer.NoReason {
+	if !ok || link.Refused() || t.Why == xfer.NoReason {
 		return
 	}
 	if link.LocalRail != link.PeerRail {

@@ -31,6 +31,12 @@ func (e *LinkError) Error() string {
 // cause has one of its own.
 func (e *LinkError) Unwrap() []error { return []error{e.Cause, xfer.ErrEndpoint} }
 
+// Refused reports whether the link works, and the target has said no.
+func (e *LinkError) Refused() bool {
+	c, ok := errors.AsType[*nic.CompletionError](e.Cause)
+	return ok && refusal(c.Status)
+}
+
 func (p *Path) linkError(l *link, tries int, cause error) error {
 	_, device := wire.SplitNICPath(l.path)
 	return &LinkError{
