@@ -13,14 +13,18 @@ import (
 )
 
 const demoDrawing = `
-   node A                        rails                 node B
+   node A                          rails                node B
   ┌──────────────────────────┐                        ┌─────────────────────┐
-  │ rank 0   GPU 0 ── mlx5_0 ├──①②──── r0 ──①───────┤ mlx5_0 ── buffer r0 │
-  │            │             │             ╲②        │                     │
-  │            ③ copy        │              ╲         │   target            │
+  │ rank 0   GPU 0 ── mlx5_0 ├─1──2─────── r0 ─────1──┤ mlx5_0 ── buffer r0 │
+  │            │             │             ╲          │                     │
+  │          3 copy          │              2 spine   │       target        │
   │            ▼             │               ╲        │                     │
-  │ rank 1   GPU 1 ── mlx5_1 ├──③───── r1 ──②③──────┤ mlx5_1 ── buffer r1 │
+  │ rank 1   GPU 1 ── mlx5_1 ├─3────────── r1 ──2──3──┤ mlx5_1 ── buffer r1 │
   └──────────────────────────┘                        └─────────────────────┘
+
+  1 direct, same rail
+  2 direct, cross rail: over the spine
+  3 relayed: rank 0 copies to GPU 1, rank 1 sends on the target's own rail
 `
 
 // draw shows the fabric, and where the bytes will go.
@@ -31,8 +35,7 @@ func (d *demo) draw() {
 	w := d.app.out
 	bold := lipgloss.NewRenderer(w).NewStyle().Bold(true)
 	fmt.Fprintln(w, bold.Render("A rail fabric on this machine: software NICs and GPUs, three processes"))
-	fmt.Fprintln(w, demoDrawing)
-	fmt.Fprintln(w, "  ① direct, same rail    ② direct, cross rail (over the spine)    ③ relayed: rank 0 copies to GPU 1, rank 1 sends")
+	fmt.Fprint(w, demoDrawing, "\n")
 	if r := d.opts.rates; r.uncapped {
 		fmt.Fprintln(w, "  NICs are not capped.")
 	} else {

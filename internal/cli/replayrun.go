@@ -111,7 +111,7 @@ func (r *replay) introduce() {
 		return
 	}
 	w := r.app.out
-	fmt.Fprintf(w, "%s, %s, to %d decode ranks, rails %s\n", r.what(), plural(r.opts.prefill, "prefill rank"), r.opts.decode, r.work.Mapping)
+	fmt.Fprintf(w, "Replaying %s: %s.\n", r.trace.name, r.what())
 	fmt.Fprintln(w, r.plan.Scale())
 	if n := r.trace.summary.Skipped; n > 0 {
 		fmt.Fprintf(w, "%s left out: they do not parse.\n", plural(n, "line"))
@@ -128,7 +128,8 @@ func (r *replay) introduce() {
 }
 
 func (r *replay) what() string {
-	return fmt.Sprintf("%s of %s, %s", plural(r.plan.Requests(), "request"), r.trace.name, r.work.Model.Name)
+	return fmt.Sprintf("%s of %s from %s to %s, rails %s", plural(r.plan.Requests(), "request"), r.work.Model.Name,
+		plural(r.opts.prefill, "prefill rank"), plural(r.opts.decode, "decode rank"), r.work.Mapping)
 }
 
 func plural(n int, noun string) string {

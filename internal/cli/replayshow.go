@@ -109,7 +109,7 @@ func (r *replay) data(cmd *cobra.Command, args []string) report.Data {
 	s := r.plan.Scale()
 	d := report.Data{
 		Title:   "Replay of " + r.trace.name,
-		Intro:   fmt.Sprintf("%s, %s, to %d decode ranks, rails %s.", r.what(), plural(r.opts.prefill, "prefill rank"), r.opts.decode, r.work.Mapping),
+		Intro:   r.what() + ".",
 		Command: commandLine(cmd, args),
 		Started: r.started, Elapsed: r.elapsed, Requests: r.plan.Requests(), Verify: r.verify, Latency: report.NewLatency(),
 		Notes: []string{s.String()}, RailsTitle: "Bytes by the rail they were sent on", LanesTitle: "Bytes by lane",
@@ -130,7 +130,7 @@ func (r *replay) data(cmd *cobra.Command, args []string) report.Data {
 		d.Notes = append(d.Notes, fmt.Sprintf("--scale %v left %d of %d layers to begin with.", r.opts.scale, r.work.Model.Layers, r.layers))
 	}
 	if r.opts.idle > 0 {
-		d.Facts = append(d.Facts, report.Fact{Name: "idle CPU", Value: fmt.Sprintf("%.3f %% of a core at most", r.idle.most)})
+		d.Facts = append(d.Facts, report.Fact{Name: "idle CPU", Value: fmt.Sprintf("%.3f %%", r.idle.most)})
 	}
 	for _, t := range r.requests {
 		if t.flows == len(r.plan.Flows()) {
@@ -158,7 +158,11 @@ func commandLine(cmd *cobra.Command, args []string) string {
 	words := []string{cmd.CommandPath()}
 	words = append(words, args...)
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if f.Changed {
+		switch {
+		case !f.Changed:
+		case f.Value.Type() == "bool" && f.Value.String() == "true":
+			words = append(words, "--"+f.Name)
+		default:
 			words = append(words, "--"+f.Name+"="+f.Value.String())
 		}
 	})
@@ -166,8 +170,11 @@ func commandLine(cmd *cobra.Command, args []string) string {
 }
 
 func speedText(speed float64) string {
-	if speed == 0 {
+	switch speed {
+	case 0:
 		return "as fast as it goes"
+	case 1:
+		return "as in the trace"
 	}
 	return fmt.Sprintf("%v times the trace's", speed)
 }

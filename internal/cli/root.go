@@ -50,6 +50,7 @@ func (a *app) commands() []*cobra.Command {
 func Main(args []string, out, errOut io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	a := &app{out: out, errOut: errOut, log: slog.New(slog.DiscardHandler)}
 	root := newRootCmd(a)
 	root.SetArgs(args)

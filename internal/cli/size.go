@@ -71,12 +71,16 @@ func parseSize(text string) (uint64, error) {
 	return uint64(x * float64(unit)), nil
 }
 
-// formatSize writes a size exactly, in the largest unit that allows it.
+// formatSize writes a size exactly, as short as it gets.
 func formatSize(n uint64) string {
+	short := strconv.FormatUint(n, 10) + "B"
 	for _, u := range units {
-		if n >= u.bytes && n%u.bytes == 0 && (u.bytes&(u.bytes-1) == 0 || n/u.bytes < 1000) {
-			return strconv.FormatUint(n/u.bytes, 10) + u.name
+		if n < u.bytes || n%u.bytes != 0 {
+			continue
+		}
+		if s := strconv.FormatUint(n/u.bytes, 10) + u.name; len(s) < len(short) {
+			short = s
 		}
 	}
-	return strconv.FormatUint(n, 10) + "B"
+	return short
 }

@@ -2,6 +2,8 @@ package cli
 
 import (
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +19,8 @@ func newWorkerCmd(a *app) *cobra.Command {
 		Hidden: true,
 		Args:   noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			// A parent that is gone must not kill it before it has closed its engines.
+			signal.Ignore(syscall.SIGPIPE)
 			return worker.Serve(cmd.Context(), os.Stdin, a.out, worker.Options{Logger: a.log.With("process", name)})
 		},
 	}

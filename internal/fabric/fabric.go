@@ -24,6 +24,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -175,7 +176,7 @@ func (f *Fabric) admit(r *Rank) error {
 }
 
 // Start starts a member's process and opens its engine. The process ends with
-// ctx, or with [Fabric.Close].
+// [Fabric.Close], or with this one.
 func (f *Fabric) Start(ctx context.Context, m Member) (*Rank, error) {
 	r := &Rank{Member: m}
 	if err := f.admit(r); err != nil {
@@ -185,17 +186,9 @@ func (f *Fabric) Start(ctx context.Context, m Member) (*Rank, error) {
 	for i, a := range f.opts.Args {
 		args[i] = strings.ReplaceAll(a, "{name}", m.Name)
 	}
-	p, err := worker.Command{Name: m.Name, Exe: f.opts.Exe, Args: args, Stderr: f.opts.Stderr}.Start(ctx)
+	p, err := worker.Command{Name: m.Name, Exe: f.opts.Exe, Args: args, Stderr: f.opts.Stderr}.Start(context.WithoutCancel(ctx))
 	if err != nil {
-		f.mu.Lock()
-		for i, o := range f.ranks {
-			if o == r {
-				f.ranks = append(f.ranks[:i], f.ranks[i+1:]...)
-				break
-			}
-		}
-		f.mu.Unlock()
-		return nil, err
+		return nil, err // Close knows it by its missing process
 	}
 	f.mu.Lock()
 	r.Proc = p
@@ -208,10 +201,14 @@ func (f *Fabric) Start(ctx context.Context, m Member) (*Rank, error) {
 	return r, nil
 }
 
-// StartAll starts members at once, and returns them in order.
+// StartAll starts members at once, and returns them in order, which is that in
+// which they are ended: senders first, so that nobody's peer is gone before it.
 func (f *Fabric) StartAll(ctx context.Context, members ...Member) ([]*Rank, error) {
 	ranks, errs := make([]*Rank, len(members)), make([]error, len(members))
 	Each(len(members), func(i int) { ranks[i], errs[i] = f.Start(ctx, members[i]) })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	slices.SortStableFunc(f.ranks, func(a, b *Rank) int { return slices.Index(ranks, a) - slices.Index(ranks, b) })
 	return ranks, errors.Join(errs...)
 }
 
@@ -224,20 +221,20 @@ func Each(n int, do func(i int)) {
 	wg.Wait()
 }
 
-// Close ends all processes, then removes the groups' directories, whatever the
-// processes have left in them.
+// Close ends all processes, in the order in which they were started, then removes
+// the groups' directories, whatever the processes have left in them.
 func (f *Fabric) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	errs := make([]error, len(f.ranks))
-	Each(len(f.ranks), func(i int) {
-		if p := f.ranks[i].Proc; p != nil {
-			errs[i] = p.Close()
+	var err error
+	for _, r := range f.ranks {
+		if r.Proc != nil {
+			err = errors.Join(err, r.Proc.Close())
 		}
-	})
+	}
 	for g := range f.groups {
-		errs = append(errs, os.RemoveAll(filepath.Join("/dev/shm", g)))
+		err = errors.Join(err, os.RemoveAll(filepath.Join("/dev/shm", g)))
 	}
 	f.ranks = nil
-	return errors.Join(errs...)
+	return err
 }

@@ -124,7 +124,7 @@ var ErrEnded = errors.New("worker: process has ended")
 
 // Call runs a command of any name. event hears of its events, on the goroutine
 // that reads the worker's answers, and may be nil. If ctx ends first, the command
-// is stopped and its answer waited for.
+// is stopped, and its answer waited for, for a while.
 func Call[R any](ctx context.Context, p *Proc, do string, args any, event func(json.RawMessage)) (R, error) {
 	var result R
 	raw, err := p.call(ctx, do, args, event)
@@ -160,6 +160,7 @@ func (p *Proc) call(ctx context.Context, do string, args any, event func(json.Ra
 		return nil, errors.Join(context.Cause(ctx), err)
 	}
 	stopped := ctx.Done()
+	var late <-chan time.Time
 	for {
 		select {
 		case m, ok := <-c.reply:
@@ -173,6 +174,9 @@ func (p *Proc) call(ctx context.Context, do string, args any, event func(json.Ra
 		case <-stopped:
 			stopped = nil
 			p.write(message{ID: id, Do: "cancel"})
+			late = time.After(endWait)
+		case <-late:
+			return nil, fmt.Errorf("no answer: %w", context.Cause(ctx))
 		}
 	}
 }
