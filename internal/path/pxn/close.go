@@ -110,8 +110,11 @@ func (c *conn) quarantine(why xfer.Reason, err error) {
 	}
 	c.quarantined, c.why = true, why
 	level := slog.LevelWarn
-	if why == xfer.PXNOff {
+	switch why {
+	case xfer.PXNOff:
 		level = slog.LevelDebug // we are leaving
+	case xfer.RelayStopping, xfer.PXNSwitched:
+		level = slog.LevelInfo // somebody meant it to
 	}
 	c.path.log.Log(context.Background(), level, "lane quarantined", "peer", c.claim.Peer.Name(), "lane", c.claim.Lane, "why", why.String(), "err", err)
 	for _, r := range c.path.rails {
@@ -200,10 +203,10 @@ func (c *conn) drain(now time.Duration) (busy bool) {
 	p.wg.Add(1)
 	go func() {
 		defer p.wg.Done()
-		p.dialMu.Lock()
+		p.dialing <- struct{}{}
 		c.end()
 		delete(p.dialed, c.claim.Peer.Epoch())
-		p.dialMu.Unlock()
+		<-p.dialing
 		p.post(func() { c.ended = true })
 	}()
 	return true
