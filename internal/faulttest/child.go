@@ -106,7 +106,7 @@ func (c *child) do(cmd *command, a *Answer) error {
 	case "write":
 		return c.write(cmd, a)
 	case "status":
-		a.Status = &Status{Stats: c.engine.Stats(), Imports: c.imports(), Fences: int(c.fences.Load())}
+		a.Status = &Status{Stats: c.engine.Stats(), Imports: c.imports(), Fences: int(c.fences.Load()), Maps: len(mapped(c.options.Registry))}
 	case "close":
 		return c.close(a)
 	default:

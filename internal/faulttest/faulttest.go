@@ -37,6 +37,7 @@ const (
 const (
 	Attach Stage = "attach" // a lane is claimed, its arena not imported
 	Copy   Stage = "copy"   // committed, not copied
+	Fence  Stage = "fence"  // a claimed piece is to be closed, the target not asked
 )
 
 // Bug is what a process does wrong.
@@ -98,6 +99,7 @@ type Status struct {
 	Stats   railhop.Stats
 	Imports int // of other processes' GPU memory
 	Fences  int // asked of targets
+	Maps    int // of files in the registry
 }
 
 func (a *Answer) line() []byte {

@@ -61,6 +61,7 @@ func hooks(o *Options, g *gate, fences *atomic.Int64) *railhop.Hooks {
 		},
 		Fence: func(_ string, _ uint64, ask func() error) error {
 			fences.Add(1)
+			g.at(Fence)
 			if o.Bug == NoFence {
 				return nil
 			}

@@ -1,13 +1,20 @@
 package faulttest
 
 import (
+	"flag"
 	"os"
+	"strconv"
 	"testing"
 )
 
 func TestMain(m *testing.M) {
 	if Serve() {
 		return
+	}
+	// The tests wait more than they work, whatever the number of processors.
+	flag.Parse()
+	if err := flag.Set("test.parallel", strconv.Itoa(atOnce)); err != nil {
+		panic(err)
 	}
 	os.Exit(m.Run())
 }
@@ -16,12 +23,5 @@ func TestMain(m *testing.M) {
 // still write to it has been reaped, or has been let go on.
 const beyond = 2
 
-// slots limits how many nodes there are at once: each is three processes.
-var slots = make(chan struct{}, 6)
-
-// parallel runs a test beside others, but not beside too many.
-func parallel(t *testing.T) {
-	t.Parallel()
-	slots <- struct{}{}
-	t.Cleanup(func() { <-slots })
-}
+// atOnce is how many nodes there are at once: each is three processes.
+const atOnce = 6

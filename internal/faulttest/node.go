@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/railhop/railhop"
+	"github.com/railhop/railhop/internal/registry"
+	"github.com/railhop/railhop/internal/shmabi"
 )
 
 // nodes counts those of this process, so that none shares an address.
@@ -166,6 +168,37 @@ func AwaitStatus(p *Process, what string, ok func(*Status) bool) {
 			p.t.Fatalf("%s: not so within %v: %s; it says %+v", p.role, Patience, what, s)
 		}
 	}
+}
+
+// AwaitLanes waits until so many lanes of the group's ranks are taken.
+func (n *Node) AwaitLanes(want int) {
+	n.T.Helper()
+	for end := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
+		s, err := registry.View(registry.Options{Root: n.Registry, Group: "g"}, 0)
+		if err != nil {
+			n.T.Fatal(err)
+		}
+		taken := 0
+		for _, r := range s.Ranks {
+			for _, l := range r.Lanes {
+				if l.State != shmabi.LaneFree {
+					taken++
+				}
+			}
+		}
+		if taken == want {
+			return
+		}
+		if time.Now().After(end) {
+			n.T.Fatalf("%d lanes are taken, want %d within %v: %+v", taken, want, Patience, s.Ranks)
+		}
+	}
+}
+
+// AwaitMaps waits until a process maps so many files of the registry.
+func AwaitMaps(p *Process, want int) {
+	p.t.Helper()
+	AwaitStatus(p, fmt.Sprintf("%d files of the registry are mapped", want), func(s *Status) bool { return s.Maps == want })
 }
 
 // Bytes is what was counted under a reason.

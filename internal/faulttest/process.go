@@ -15,7 +15,7 @@ import (
 )
 
 // Patience bounds everything that a test waits for.
-const Patience = 30 * time.Second
+const Patience = 15 * time.Second
 
 // Process is a child of the test.
 type Process struct {

@@ -48,12 +48,12 @@ func TestRelayKilled(t *testing.T) {
 	for _, s := range stages {
 		if s.kill != NoBug {
 			t.Run(s.name+"/with "+string(s.kill), func(t *testing.T) {
-				parallel(t)
+				t.Parallel()
 				seesLate(t, s, s.kill, killed)
 			})
 		}
 		t.Run(s.name, func(t *testing.T) {
-			parallel(t)
+			t.Parallel()
 			n := start(t, s, NoBug)
 			n.fail(killed)
 			n.check(s, false)
@@ -61,6 +61,8 @@ func TestRelayKilled(t *testing.T) {
 			n.AwaitRelayed()
 			n.Target.Verify(n.Dst, n.Size, Written)
 			n.Balance()
+			n.AwaitLanes(1)
+			AwaitMaps(n.Sender, 2) // its own entry, and the new relay's
 			n.Close()
 		})
 	}
@@ -72,18 +74,20 @@ func TestRelayStopped(t *testing.T) {
 	for _, s := range stages {
 		if s.stop != NoBug {
 			t.Run(s.name+"/with "+string(s.stop), func(t *testing.T) {
-				parallel(t)
+				t.Parallel()
 				seesLate(t, s, s.stop, stopped)
 			})
 		}
 		t.Run(s.name, func(t *testing.T) {
-			parallel(t)
+			t.Parallel()
 			n := start(t, s, NoBug)
 			n.fail(stopped)
 			n.check(s, true)
 			n.AwaitRelayed()
 			n.Target.Verify(n.Dst, n.Size, Written)
 			n.Balance()
+			n.AwaitLanes(1)
+			AwaitMaps(n.Sender, 2)
 			n.Close()
 		})
 	}
@@ -104,6 +108,13 @@ type faulty struct {
 
 func start(t *testing.T, s stage, bug Bug) *faulty {
 	t.Helper()
+	n := build(t, s, bug)
+	n.hold(s, Patience)
+	return n
+}
+
+func build(t *testing.T, s stage, bug Bug) *faulty {
+	t.Helper()
 	relay, sender := Options{Stage: s.at, Nth: s.nth}, Options{}
 	if s.fresh { // it looks for its route for as long as it is held
 		relay.Set = Settings{"MC_PXN_CREDIT_TIMEOUT_MS": "60000"}
@@ -117,16 +128,21 @@ func start(t *testing.T, s stage, bug Bug) *faulty {
 	if !s.fresh {
 		n.Warm()
 	}
+	return n
+}
+
+// hold begins a write that comes to a stage.
+func (n *faulty) hold(s stage, limit time.Duration) {
+	n.T.Helper()
 	n.Wire.Hold(s.wire)
 	n.Relay.Arm()
-	n.write = n.Begin(Patience)
+	n.write = n.Begin(limit)
 	if s.at != Nowhere {
 		n.Relay.AwaitHeld()
 	}
 	if s.wire >= 0 {
 		n.Wire.AwaitHeld(1)
 	}
-	return n
 }
 
 // fail lets the relay fail, the write complete and the target use its memory
@@ -154,9 +170,14 @@ func seesLate(t *testing.T, s stage, bug Bug, h how) {
 	t.Helper()
 	n := start(t, s, bug)
 	n.fail(h)
+	n.awaitLate(bug)
+}
+
+func (n *faulty) awaitLate(bug Bug) {
+	n.T.Helper()
 	for end := time.Now().Add(Patience); n.Target.Late() == 0; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("no late write is seen with %s: the test could not tell", bug)
+			n.T.Fatalf("no late write is seen with %s: the test could not tell", bug)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 // Claim takes a lane of the peer for a sender, under the entry's flock, and
 // returns its index. A ready lane that the sender has already is returned as it
 // is: one lane per sender and relay. The lane's pages are reserved before it is
-// touched.
+// touched. The peer's memory stays until [Peer.Close].
 //
 // It returns [ErrBusy] if the lock was not to be had in time, [ErrNoLane] if
 // none is free, [ErrOff], [ErrStopping] or [ErrGone] by the peer's state, and an
@@ -39,7 +39,14 @@ func (p *Peer) Claim(sender shmabi.Identity, epoch uint64) (int, error) {
 		p.cut()
 		err = fmt.Errorf("%w: %s: %w", ErrGone, p.name, fault)
 	}
-	return lane, errors.Join(err, p.file.Funlock())
+	err = errors.Join(err, p.file.Funlock())
+	if err == nil {
+		p.mu.Lock()
+		p.claims++
+		p.refs++
+		p.mu.Unlock()
+	}
+	return lane, err
 }
 
 func (p *Peer) claimLocked(sender shmabi.Identity, epoch uint64) (int, error) {

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"errors"
 	"sync"
 	"time"
 
@@ -19,17 +20,17 @@ type LaneOwner struct {
 	once  sync.Once
 }
 
-// LaneOwner finds the sender (id, epoch): senders have entries too. It scans if
-// the entry is not open yet, and so may sleep. Look when a lane is adopted: an
-// entry that was reclaimed before is never found, and its lane stays taken. Close
-// the result when the lane is free.
+// LaneOwner finds the sender (id, epoch), dead or alive: senders have entries too,
+// and the entry of a dead one stays until its lanes are free. It opens the entry
+// if that is not open yet, and so may sleep. Close the result when the lane is
+// free.
 func (r *Registry) LaneOwner(id shmabi.Identity, epoch uint64) (*LaneOwner, error) {
 	o := &LaneOwner{look: r.looker(), id: id, epoch: epoch}
 	if o.peer = r.held(entryName(id, epoch)); o.peer == nil {
-		if _, _, err := r.Scan(); err != nil {
-			return nil, err
+		if p, bad := r.find(entryName(id, epoch)); bad == nil {
+			o.peer = p
+			r.pokeWatchers()
 		}
-		o.peer = r.held(entryName(id, epoch))
 	}
 	return o, nil
 }
@@ -63,11 +64,18 @@ func (o *LaneOwner) Closed() bool { return o.peer != nil && o.peer.Closed() }
 // Wake is [Peer.Wake].
 func (o *LaneOwner) Wake() bool { return o.peer != nil && o.peer.Wake() }
 
-// Close lets the sender's entry go. A second call does nothing.
+// Close lets the sender's entry go, and removes it if its owner is closed: it was
+// kept for the lane. It may sleep. A second call does nothing.
 func (o *LaneOwner) Close() error {
 	var err error
 	if o.peer != nil {
-		o.once.Do(func() { err = o.peer.drop() })
+		o.once.Do(func() {
+			closed := o.peer.Closed()
+			err = o.peer.drop()
+			if closed {
+				err = errors.Join(err, o.peer.r.Reclaim())
+			}
+		})
 	}
 	return err
 }

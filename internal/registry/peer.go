@@ -17,10 +17,11 @@ import (
 
 // Peer is another rank's control block, mapped.
 //
-// Scans return the same Peer to all, until one calls [Peer.Close]: do that when a
-// scan no longer returns it and nothing is underway with it, since its memory
-// stays in use until then. A [LaneOwner] holds on to its peer by itself. Methods
-// may be called after the memory has gone: they answer with what was known.
+// Scans return the same Peer to all, until one calls [Peer.Close]: do that when
+// nothing is underway with it, since its memory stays in use until then. That of a
+// peer that is closed goes by itself, once a [Watcher] has told of it, unless a
+// lane was claimed. A [LaneOwner] holds on to its peer by itself. Methods may be
+// called after the memory has gone: they answer with what was known.
 type Peer struct {
 	r      *Registry // nil in a view
 	look   *looker
@@ -45,6 +46,7 @@ type Peer struct {
 	pidfd    int // -1: none
 	refs     int
 	listed   bool
+	claims   int // each of them a hold
 	beat     uint64
 	changed  time.Duration // when beat was first seen, on our clock
 	watched  bool          // changed is set
@@ -88,8 +90,8 @@ func (p *Peer) ArenaHandle() [shmabi.HandleBytes]byte { return p.hdr.arenaHandle
 // process of another pid namespace.
 func (p *Peer) HasPidfd() bool { return p.provable }
 
-// Block is the peer's control block. Touch it under [shm.Guard], and not after
-// Close; the header's plain fields have accessors that were checked.
+// Block is the peer's control block. Touch it under [shm.Guard], after a claim
+// and before Close; the header's plain fields have accessors that were checked.
 func (p *Peer) Block() *shmabi.ControlBlock { return p.block }
 
 // Bytes is the control block's memory, page-aligned.
@@ -166,17 +168,34 @@ func (p *Peer) cut() {
 // again opens it anew. A second call does nothing.
 func (p *Peer) Close() error {
 	p.mu.Lock()
-	listed := p.listed
-	p.listed = false
+	holds := p.claims
+	if p.listed {
+		holds++
+	}
+	p.claims, p.listed = 0, false
 	p.mu.Unlock()
-	if !listed {
+	if holds == 0 {
 		return nil
 	}
-	err := p.drop()
+	var err error
+	for range holds {
+		err = errors.Join(err, p.drop())
+	}
 	if p.r != nil {
 		p.r.pokeWatchers() // they hold it while they wait
 	}
 	return err
+}
+
+// unlist ends the hold of the scans, who will not find it any more.
+func (p *Peer) unlist() {
+	p.mu.Lock()
+	listed := p.listed
+	p.listed = false
+	p.mu.Unlock()
+	if listed {
+		p.drop()
+	}
 }
 
 // hold keeps the memory mapped until drop. It fails if it is gone already.

@@ -15,18 +15,21 @@ import (
 
 // Scan looks through the directory, under its lock, and returns the other ranks
 // of the group, those that are stopping included, and the files that it refused.
-// Entries of dead owners are unlinked. A peer that an earlier scan returned is
+// Entries of dead owners are unlinked, unless a lane of a live rank is still
+// theirs. A peer that an earlier scan returned is
 // the same [Peer]; one that is missing has died or left. It returns [ErrBusy] if
 // the lock was not to be had in time. It may sleep: not for a pump.
 func (r *Registry) Scan() ([]*Peer, []Refusal, error) {
-	var peers []*Peer
+	var peers, dead []*Peer
 	var refused []Refusal
 	err := r.locked(func() error {
 		var err error
 		refused, err = r.each(func(p *Peer) *Refusal {
 			switch {
 			case p.Life() == Dead:
-				r.reclaim(p)
+				if p.hold() {
+					dead = append(dead, p)
+				}
 			case p.isSelf():
 			case len(peers) == MaxRanks:
 				return refuse(TooMany, "%d others were accepted", MaxRanks)
@@ -35,6 +38,7 @@ func (r *Registry) Scan() ([]*Peer, []Refusal, error) {
 			}
 			return nil
 		})
+		r.reclaim(dead, peers)
 		return err
 	})
 	if err != nil {
@@ -47,21 +51,85 @@ func (r *Registry) Scan() ([]*Peer, []Refusal, error) {
 	return peers, refused, nil
 }
 
+// Reclaim unlinks the entries of dead owners, as [Registry.Scan] does on the way.
+func (r *Registry) Reclaim() error {
+	return r.locked(func() error {
+		_, err := r.reclaimAll()
+		return err
+	})
+}
+
 // reclaimAll unlinks the entries of dead owners, under the lock, and returns how
 // many entries remain, our own included.
 func (r *Registry) reclaimAll() (int, error) {
 	r.mu.Lock()
 	live := len(r.entries)
 	r.mu.Unlock()
+	var peers, dead []*Peer
 	_, err := r.each(func(p *Peer) *Refusal {
-		if p.Life() == Dead {
-			r.reclaim(p)
-		} else {
+		isDead := p.Life() == Dead
+		if !isDead {
 			live++
+		}
+		switch held := p.hold(); {
+		case held && isDead:
+			dead = append(dead, p)
+		case held:
+			peers = append(peers, p)
 		}
 		return nil
 	})
+	r.reclaim(dead, peers)
+	for _, p := range peers {
+		p.drop()
+	}
 	return live, err
+}
+
+// reclaim unlinks the entries of dead owners, under the lock, and ends the holds on
+// them. An entry stays while a lane of a live rank is its owner's: without it the
+// lane's relay could never tell that its sender is dead.
+func (r *Registry) reclaim(dead, live []*Peer) {
+	r.mu.Lock()
+	entries := values(r.entries)
+	r.mu.Unlock()
+	for _, p := range dead {
+		lent := slices.ContainsFunc(entries, func(e *Entry) bool { return e.lends(p.hdr.owner, p.hdr.epoch) }) ||
+			slices.ContainsFunc(live, func(o *Peer) bool { return o.lends(p.hdr.owner, p.hdr.epoch) })
+		if !lent {
+			r.remove(p)
+		}
+		p.drop()
+	}
+}
+
+func (p *Peer) lends(id shmabi.Identity, epoch uint64) (yes bool) {
+	p.touch(func(b *shmabi.ControlBlock) { yes = lends(b, id, epoch) })
+	return yes
+}
+
+// lends does not wait for an entry that is being withdrawn, whose owner may wait for
+// the directory's lock, which the caller has: such a one may lend.
+func (e *Entry) lends(id shmabi.Identity, epoch uint64) (yes bool) {
+	if !e.mu.TryLock() {
+		return true
+	}
+	defer e.mu.Unlock()
+	if !e.closed {
+		shm.Guard(func() error { yes = lends(e.block, id, epoch); return nil })
+	}
+	return yes
+}
+
+// lends reports whether a lane of a block is a sender's.
+func lends(b *shmabi.ControlBlock, id shmabi.Identity, epoch uint64) bool {
+	for i := range shmabi.Lanes {
+		h := &b.Lanes[i].Header
+		if h.State.Load() == shmabi.LaneReady && h.SenderEpoch.Load() == epoch && h.Sender == id {
+			return true
+		}
+	}
+	return false
 }
 
 // each calls f, under the lock and in the order of names, for every valid entry
@@ -138,8 +206,8 @@ func (r *Registry) looker() *looker {
 	return &looker{r.self, r.opts.Processes, r.opts.HeartbeatTimeout}
 }
 
-// reclaim unlinks a dead owner's entry, under the lock.
-func (r *Registry) reclaim(p *Peer) {
+// remove unlinks a dead owner's entry.
+func (r *Registry) remove(p *Peer) {
 	if err := r.unlink(p.name, p.file); err != nil {
 		r.opts.Logger.Warn("registry: cannot reclaim the entry of a dead rank", "entry", p.name, "err", err)
 		return

@@ -127,12 +127,17 @@ func (w *Watcher) run() {
 		peers := w.r.holdAll()
 		w.follow(peers)
 		waits := []shm.Wait{{Word: w.poke, Old: old, Private: true}}
-		found := false
+		found, ended := false, false
 		for _, p := range peers {
+			told := w.peers[p].told
 			found = w.look(p) || found
+			ended = ended || told != Closed && w.peers[p].told == Closed
 			if k := w.peers[p]; k.life != 0 && len(waits) < shm.WaitMax {
 				waits = append(waits, shm.Wait{Word: &p.block.Header.Life, Old: k.life})
 			}
+		}
+		if ended {
+			w.tidy()
 		}
 		// A peer that plays with its word, or wakes it without need, must not
 		// make this loop spin.
@@ -157,6 +162,14 @@ func (w *Watcher) run() {
 		for _, p := range peers {
 			p.drop()
 		}
+	}
+}
+
+// tidy removes what closed ranks have left in the directory, for which nobody may
+// ever look again.
+func (w *Watcher) tidy() {
+	if err := w.r.Reclaim(); err != nil {
+		w.r.opts.Logger.Debug("registry: entries of dead ranks not reclaimed", "err", err)
 	}
 }
 
@@ -233,6 +246,7 @@ func (w *Watcher) look(p *Peer) (found bool) {
 		k.told, found = Closed, true
 		k.close()
 		w.notify(p, Closed)
+		p.unlist()
 	}
 	before := k.life
 	k.life = 0
