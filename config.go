@@ -1,17 +1,22 @@
 package railhop
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"strconv"
 	"time"
 
 	"github.com/railhop/railhop/internal/config"
 	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/handshake"
 	"github.com/railhop/railhop/internal/lane"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/plan"
+	"github.com/railhop/railhop/internal/pump"
+	"github.com/railhop/railhop/internal/registry"
 	"github.com/railhop/railhop/internal/wire"
 )
 
@@ -65,6 +70,43 @@ type Hooks struct {
 	Fence func(session string, epoch uint64, ask func() error) error
 	// NoCut makes pieces fill slots whatever the load.
 	NoCut bool
+	// Turn turns the pump until ctx ends, instead of [pump.Loop.Run].
+	Turn func(ctx context.Context, l *pump.Loop)
+	// Net and Group stand in for the handshakes' network and for the registry.
+	Net   func(handshake.Options) (handshake.Answerer, handshake.Asker, error)
+	Group func(registry.Options) (registry.Group, error)
+	// Random stands in for the random numbers by which target NICs are chosen.
+	Random func() uint64
+}
+
+// spin is [pump.Options].SpinFor: a pump that is turned by hand does not.
+func (h *Hooks) spin() time.Duration {
+	if h == nil || h.Turn == nil {
+		return 0
+	}
+	return -1
+}
+
+func (h *Hooks) turn(ctx context.Context, l *pump.Loop) {
+	if h == nil || h.Turn == nil {
+		l.Run(ctx)
+		return
+	}
+	h.Turn(ctx, l)
+}
+
+func (h *Hooks) group(o registry.Options) (registry.Group, error) {
+	if h == nil || h.Group == nil {
+		return registry.OpenGroup(o)
+	}
+	return h.Group(o)
+}
+
+func (h *Hooks) random() uint64 {
+	if h == nil || h.Random == nil {
+		return rand.Uint64()
+	}
+	return h.Random()
 }
 
 func (h *Hooks) lane(end End, m lane.Mem) lane.Mem {

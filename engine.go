@@ -51,7 +51,7 @@ type Engine struct {
 	own     []string // rails of the NICs that the GPU, or else the process, sends by
 	name    string
 
-	server   *handshake.Server
+	server   handshake.Answerer
 	dialer   remoteDialer
 	local    *segment.Local
 	cache    *segment.Cache
@@ -134,17 +134,25 @@ func Open(cfg Config) (_ *Engine, err error) {
 
 func (e *Engine) listen() (err error) {
 	n := e.cfg.Settings.Names
-	e.server, err = handshake.Listen(handshake.Options{
+	o := handshake.Options{
 		PortMin: uint16(n.MinRPCPort), PortMax: uint16(n.MaxRPCPort), IPv6: n.IPv6, Backlog: n.Backlog,
 		MaxLength: uint64(n.MaxFrame), Logger: e.log,
-	})
-	if err != nil {
-		return err
+	}
+	if h := e.cfg.Hooks; h != nil && h.Net != nil {
+		if e.server, e.dialer.Asker, err = h.Net(o); err != nil {
+			return err
+		}
+	} else {
+		server, err := handshake.Listen(o)
+		if err != nil {
+			return err
+		}
+		e.server = server
+		e.dialer.Asker = &handshake.Dialer{
+			ConnectTimeout: n.ConnectTimeout, MaxLength: uint64(n.MaxFrame), DefaultPort: uint16(n.HandshakePort), IPv6: n.IPv6,
+		}
 	}
 	e.name = wire.ServerName(e.cfg.Host, e.server.Port())
-	e.dialer = remoteDialer{&handshake.Dialer{
-		ConnectTimeout: n.ConnectTimeout, MaxLength: uint64(n.MaxFrame), DefaultPort: uint16(n.HandshakePort), IPv6: n.IPv6,
-	}}
 	return nil
 }
 

@@ -84,12 +84,12 @@ func joinHost(cfg Config) (*host, error) {
 		return nil, err
 	}
 	h.tally = tally.New(cfg.Logger)
-	h.loop = pump.New(pump.Options{})
+	h.loop = pump.New(pump.Options{SpinFor: cfg.Hooks.spin()})
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop = stop
 	go func() {
 		defer close(h.stopped)
-		h.loop.Run(ctx)
+		cfg.Hooks.turn(ctx, h.loop)
 	}()
 	if hosts.all == nil {
 		hosts.all = make(map[hostKey]*host)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -36,9 +37,9 @@ type rank struct {
 	bus   string
 	rails []string
 
-	registry *registry.Registry
-	entry    *registry.Entry
-	watcher  *registry.Watcher
+	registry registry.Group
+	entry    registry.OwnEntry
+	watcher  io.Closer
 	arena    uint64
 	mrs      []nic.MR
 	nics     []*device
@@ -93,7 +94,7 @@ func newRank(h *host, o rankOptions) (_ *rank, _ xfer.Reason, err error) {
 	if r.gpu, err = h.gpus.Open(o.bus); err != nil {
 		return fail(xfer.NoGPU, err)
 	}
-	r.registry, err = registry.Open(registry.Options{
+	r.registry, err = o.hooks.group(registry.Options{
 		Root: o.root, Group: r.env.GroupID, Logger: h.log, Now: h.loop.Now, HeartbeatTimeout: r.env.HeartbeatTimeout,
 	})
 	if err != nil {
@@ -122,7 +123,7 @@ func newRank(h *host, o rankOptions) (_ *rank, _ xfer.Reason, err error) {
 		return fail(xfer.NoLocalRail, err)
 	}
 	r.openPath(o)
-	r.watcher, err = r.registry.Watch(func(*registry.Peer, registry.Event) { h.loop.Wake() })
+	r.watcher, err = r.registry.Watch(h.loop.Wake)
 	if err != nil {
 		return fail(xfer.RegistryError, err)
 	}
@@ -289,7 +290,7 @@ func (r *rank) find(_ context.Context, rail string, held func(uint64) bool) (*px
 			why, cause = xfer.RelaySuspected, fmt.Errorf("%s: %s", p.Name(), text)
 			continue
 		}
-		pr := &peer{Peer: p, loop: r.host.loop}
+		pr := &peer{OtherRank: p, loop: r.host.loop}
 		rails := make(map[string]uint32)
 		for i, name := range p.Rails() {
 			rails[name] = uint32(i)
@@ -330,7 +331,7 @@ func (r *rank) findSender(_ context.Context, n int) (relay.Sender, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &sender{LaneOwner: o, loop: r.host.loop, name: fmt.Sprintf("%d.%d.%d.%d", id.UID, id.PID, id.StartTicks, epoch)}, nil
+	return &sender{LaneHolder: o, loop: r.host.loop, name: fmt.Sprintf("%d.%d.%d.%d", id.UID, id.PID, id.StartTicks, epoch)}, nil
 }
 
 // newFence returns a fence recorded on a stream of the caller's. It runs on the
@@ -442,7 +443,7 @@ func (r *rank) free() error {
 
 // peer is a rank that relays for us.
 type peer struct {
-	*registry.Peer
+	registry.OtherRank
 	loop    interface{ Now() time.Duration }
 	checked time.Duration
 	gone    bool
@@ -450,7 +451,7 @@ type peer struct {
 
 // Suspected implements [pxn.Peer].
 func (p *peer) Suspected(now time.Duration) (bool, xfer.Reason) {
-	suspected, _ := p.Peer.Suspected(now)
+	suspected, _ := p.OtherRank.Suspected(now)
 	return suspected, xfer.RelaySuspected
 }
 
@@ -458,7 +459,7 @@ func (p *peer) Suspected(now time.Duration) (bool, xfer.Reason) {
 func (p *peer) Gone() bool {
 	if now := p.loop.Now(); !p.gone && now-p.checked >= time.Millisecond {
 		p.checked = now
-		p.gone = p.Peer.Closed()
+		p.gone = p.OtherRank.Closed()
 	}
 	return p.gone
 }
@@ -478,14 +479,14 @@ func (p *peer) Leaving() xfer.Reason {
 }
 
 // Wake implements [pxn.Peer].
-func (p *peer) Wake() { p.Peer.Wake() }
+func (p *peer) Wake() { p.OtherRank.Wake() }
 
 // Fault implements [pxn.Peer].
-func (p *peer) Fault(err error) { p.Peer.Fault(err) }
+func (p *peer) Fault(err error) { p.OtherRank.Fault(err) }
 
 // sender is a rank that holds a lane of ours.
 type sender struct {
-	*registry.LaneOwner
+	registry.LaneHolder
 	name    string
 	loop    interface{ Now() time.Duration }
 	checked time.Duration
@@ -497,7 +498,7 @@ func (s *sender) Name() string { return s.name }
 
 // Suspected implements [relay.Sender].
 func (s *sender) Suspected(now time.Duration) bool {
-	suspected, _ := s.LaneOwner.Suspected(now)
+	suspected, _ := s.LaneHolder.Suspected(now)
 	return suspected
 }
 
@@ -505,10 +506,10 @@ func (s *sender) Suspected(now time.Duration) bool {
 func (s *sender) Gone() bool {
 	if now := s.loop.Now(); !s.gone && now-s.checked >= time.Millisecond {
 		s.checked = now
-		s.gone = s.LaneOwner.Closed()
+		s.gone = s.LaneHolder.Closed()
 	}
 	return s.gone
 }
 
 // Wake implements [relay.Sender].
-func (s *sender) Wake() { s.LaneOwner.Wake() }
+func (s *sender) Wake() { s.LaneHolder.Wake() }

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	mrand "math/rand/v2"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -44,7 +43,7 @@ func (h *host) gpuInfos() ([]gpu.Info, error) {
 func location(ordinal int) string { return "cuda:" + strconv.Itoa(ordinal) }
 
 // remoteDialer asks peers.
-type remoteDialer struct{ *handshake.Dialer }
+type remoteDialer struct{ handshake.Asker }
 
 // fence asks a target to close a relay's queue pairs. A target that refuses the
 // connection has no engine any more: it closed its queue pairs before it closed
@@ -239,7 +238,7 @@ func (t *target) Select(addr, length uint64, retry int) (rdma.Choice, error) {
 			}
 		}
 	}
-	c, err := d.Select(addr, length, retry, hint, mrand.Uint64())
+	c, err := d.Select(addr, length, retry, hint, t.engine.cfg.Hooks.random())
 	if err != nil {
 		return rdma.Choice{}, err
 	}

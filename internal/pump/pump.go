@@ -120,13 +120,22 @@ func (l *Loop) Run(ctx context.Context) error {
 		l.opts.OnThread()
 	}
 	for ctx.Err() == nil {
-		l.turn()
+		if limit, cold := l.Turn(); cold {
+			l.opts.Park(l.word.Load(), limit)
+			l.Resume()
+		}
 	}
+	l.Stop()
+	return context.Cause(ctx)
+}
+
+// Stop makes Do fail from now on, and runs the calls that were taken. Run does it
+// at its end; whoever turns a loop by hand does it then.
+func (l *Loop) Stop() {
 	l.mu.Lock()
 	l.stopped = true
 	l.mu.Unlock()
 	l.readMail()
-	return context.Cause(ctx)
 }
 
 // Do runs f on the loop's thread between two turns and waits for it. It fails
@@ -207,19 +216,21 @@ func (l *Loop) step(now time.Duration) bool {
 	return busy
 }
 
-// turn steps every stepper once, and parks if the loop has gone cold.
-func (l *Loop) turn() {
+// Turn steps every stepper once. If the loop has gone cold it has announced that
+// it sleeps: the caller parks until [Loop.Asleep] is false, for at most limit if
+// that is not zero, and then calls [Loop.Resume]. It is for Run, and for those who
+// turn a loop by hand instead.
+func (l *Loop) Turn() (limit time.Duration, cold bool) {
 	now := l.opts.Now()
 	if l.step(now) {
 		l.lastBusy = now
-		return
+		return 0, false
 	}
 	if now-l.lastBusy < l.opts.SpinFor {
-		return // no Gosched: giving up a locked thread costs more than the spin
+		return 0, false // no Gosched: giving up a locked thread costs more than the spin
 	}
 	word := l.word.Load()
 	word.Store(Asleep)
-	var limit time.Duration
 	for _, s := range l.steps {
 		if d := s.Arm(now); d > 0 && (limit == 0 || d < limit) {
 			limit = d
@@ -228,9 +239,16 @@ func (l *Loop) turn() {
 	if l.step(l.opts.Now()) {
 		word.Store(Awake)
 		l.lastBusy = l.opts.Now()
-		return
+		return 0, false
 	}
-	l.opts.Park(word, limit)
-	word.Store(Awake)
+	return limit, true
+}
+
+// Asleep reports whether the loop has announced that it sleeps and nobody has rung.
+func (l *Loop) Asleep() bool { return l.word.Load().Load() == Asleep }
+
+// Resume ends the sleep that Turn has announced.
+func (l *Loop) Resume() {
+	l.word.Load().Store(Awake)
 	l.parks.Add(1)
 }

@@ -53,7 +53,10 @@ func TestTurnParks(t *testing.T) {
 				},
 			}, tc.step)
 			now = tc.idle
-			l.turn()
+			if limit, cold := l.Turn(); cold {
+				l.opts.Park(l.word.Load(), limit)
+				l.Resume()
+			}
 			if parked != tc.parked || limit != tc.limit {
 				t.Errorf("parked %d times for %v, want %d for %v", parked, limit, tc.parked, tc.limit)
 			}

@@ -68,8 +68,8 @@ const pauseMin = 100 * time.Millisecond
 // dial claims a lane and imports the arena, or finds the lane that is held. It
 // runs off the pump.
 func (p *Path) dial(rail string) (*conn, xfer.Reason, error) {
-	p.dialMu.Lock()
-	defer p.dialMu.Unlock()
+	p.dialing <- struct{}{}
+	defer func() { <-p.dialing }()
 	claim, why, err := p.opts.Find(p.ctx, rail, func(epoch uint64) bool { return p.dialed[epoch] != nil })
 	if err != nil || claim == nil {
 		return nil, why, err

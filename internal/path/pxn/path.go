@@ -118,7 +118,7 @@ const (
 type Path struct {
 	opts  Options
 	log   *slog.Logger
-	rails map[string]*rail
+	rails []*rail // in the order of their first use
 	conns []*conn // all, also those that only wait to be closed
 	free  []*piece
 
@@ -128,8 +128,8 @@ type Path struct {
 	mu     sync.Mutex
 	mail   []func()
 
-	dialMu sync.Mutex // one attempt at a time
-	dialed map[uint64]*conn
+	dialing chan struct{} // holds a token during an attempt: one at a time
+	dialed  map[uint64]*conn
 }
 
 // rail is what the path knows of a rail that is not ours.
@@ -161,7 +161,7 @@ func New(opts Options) *Path {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Path{opts: opts, log: opts.Logger, rails: make(map[string]*rail), dialed: make(map[uint64]*conn)}
+	p := &Path{opts: opts, log: opts.Logger, dialing: make(chan struct{}, 1), dialed: make(map[uint64]*conn)}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
 }
@@ -192,11 +192,7 @@ func (p *Path) Submit(now time.Duration, name string, it Item) xfer.Reason {
 	if it.Span.Length == 0 || it.Span.Source+it.Span.Length < it.Span.Source || it.Span.Dest+it.Span.Length < it.Span.Dest {
 		return xfer.BadPieces
 	}
-	r := p.rails[name]
-	if r == nil {
-		r = &rail{name: name}
-		p.rails[name] = r
-	}
+	r := p.rail(name)
 	switch {
 	case r.conn != nil:
 		if why := r.conn.refuses(now, it.Target); why != xfer.NoReason {
@@ -220,6 +216,17 @@ func (p *Path) Submit(now time.Duration, name string, it Item) xfer.Reason {
 		return r.why
 	}
 	return xfer.NoReason
+}
+
+func (p *Path) rail(name string) *rail {
+	for _, r := range p.rails {
+		if r.name == name {
+			return r
+		}
+	}
+	r := &rail{name: name}
+	p.rails = append(p.rails, r)
+	return r
 }
 
 // attach looks for a peer on the rail, off the pump.
