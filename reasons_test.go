@@ -84,7 +84,7 @@ var degradations = map[xfer.Reason][]degradation{
 	xfer.RelaySuspected: {{name: "stopped", run: suspected}, {name: "killed", run: killed}},
 	xfer.RelayStopping:  {{run: stopping}},
 	xfer.SenderDead:     {{alone: true, run: senderDies}},
-	xfer.RelayNICError:  {{run: nicFails}},
+	xfer.RelayNICError:  {{relay: settings{breakable: "1"}, run: nicFails}},
 	xfer.GPUFatal:       {{name: "at submission", run: gpuLost}, {name: "in a copy", run: gpuLostInCopy}},
 	xfer.DirectImpossible: {{
 		alone: true, also: []xfer.Reason{xfer.NoPeer}, run: noWay,

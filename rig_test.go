@@ -35,6 +35,10 @@ type options struct {
 	log      *slog.Logger
 }
 
+// breakable is a setting of tests alone: the NICs of a process with it can be
+// broken by command.
+const breakable = "test: NICs can be broken"
+
 // openWith starts an engine on software providers, with faults.
 func openWith(o options) (*process, error) {
 	env, warnings := config.Load(func(name string) (string, bool) { v, ok := o.set[name]; return v, ok })
@@ -69,15 +73,16 @@ func openWith(o options) (*process, error) {
 		Host: "127.0.0.1", Settings: env, Topology: o.topology, Registry: o.registry,
 		NICs: nics, GPUs: gpus, Hooks: o.hooks, Logger: o.log, CloseWait: 2 * time.Second,
 	}}
-	p.cfg.NICs = nicfault.Wrap(nics, func(c *nicfault.Call) error {
-		if p.nicFails.Load() && c.Op == nicfault.Complete {
-			c.Completion.Status = nic.StatusRetryExceeded
-		}
-		if o.nicHook != nil {
-			return o.nicHook(c)
-		}
-		return nil
-	})
+	if o.nicHook != nil {
+		p.cfg.NICs = nicfault.Wrap(nics, o.nicHook)
+	} else if o.set[breakable] != "" {
+		p.cfg.NICs = nicfault.Wrap(nics, func(c *nicfault.Call) error {
+			if p.nicFails.Load() && c.Op == nicfault.Complete {
+				c.Completion.Status = nic.StatusRetryExceeded
+			}
+			return nil
+		})
+	}
 	if o.gpuHook != nil {
 		p.cfg.GPUs = gpufault.New(gpus, o.gpuHook)
 	}

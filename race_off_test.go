@@ -1,0 +1,5 @@
+//go:build !race
+
+package railhop_test
+
+const raceEnabled = false
