@@ -218,7 +218,7 @@ func TestWrongUse(t *testing.T) {
 		{"bench --protocol tcp", `--protocol "tcp": want rdma`},
 		{"bench --backend tent", `--backend "tent": want classic`},
 		{"bench --local --mode target", "--local and --mode target"},
-		{"bench --local --block_size 64Q", `invalid argument "64Q" for "--block_size" flag: want a number of bytes`},
+		{"bench --local --block_size 64Q", "want a number of bytes with an optional unit"},
 		{"bench --local --block_size 0", "want 1B to 1TiB"},
 		{"bench --local --block_size 2G", "block size 2GiB: want at most --buffer_size, which is 1GiB"},
 		{"bench --local --batch_size 0", "--batch_size 0: want 1 to 1048576"},
