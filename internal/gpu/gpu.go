@@ -169,6 +169,13 @@ type Stream interface {
 	Close() error
 }
 
+// Ringer is a [Stream] that can ring as a part of copying, at less cost than by two
+// operations.
+type Ringer interface {
+	// CopyWrite64 is Copy and then Write64. Where it fails, the word is not stored.
+	CopyWrite64(copies []Copy, addr, value uint64) error
+}
+
 // Event marks a point in a stream. It belongs to one goroutine, but for
 // Done, which any may call.
 type Event interface {
