@@ -20,7 +20,7 @@ type demoOptions struct {
 	bytes uint64
 	slot  uint64
 	block uint64
-	idle  time.Duration
+	idle  float64 // seconds
 	pairs int
 	seed  uint64
 }
@@ -60,7 +60,7 @@ relayed streams in turn, and a plain TCP stream to compare with.`,
 	o.bytes, o.block = 512<<20, 1<<20
 	cmd.Flags().Var(size{&o.bytes, 1 << 20, 1 << 40}, "bytes", "bytes to write in each way, a multiple of 1MiB")
 	cmd.Flags().Var(size{&o.block, 4 << 10, 64 << 20}, "block-size", "bytes of a request")
-	cmd.Flags().DurationVar(&o.idle, "idle", 5*time.Second, "how long to watch the CPU time of the idle processes, up to 10m; 0 leaves it out")
+	cmd.Flags().Float64Var(&o.idle, "idle-seconds", 5, "how long to watch the CPU time of the idle processes, 0 to 600 seconds; 0 leaves it out")
 	cmd.Flags().IntVar(&o.pairs, "pairs", 5, "pairs of direct and relayed streams with --uncapped, 1 to 100")
 	cmd.Flags().Uint64Var(&o.seed, "seed", 1, "of the bytes that are written")
 	return cmd
@@ -70,8 +70,8 @@ func (o *demoOptions) check(cmd *cobra.Command) error {
 	switch {
 	case o.bytes%(1<<20) != 0:
 		return usagef("demo: --bytes %s: want a multiple of 1MiB", formatSize(o.bytes))
-	case o.idle < 0 || o.idle > 10*time.Minute:
-		return usagef("demo: --idle %v: want 0s to 10m", o.idle)
+	case !(o.idle >= 0 && o.idle <= 600):
+		return usagef("demo: --idle-seconds %v: want 0 to 600", o.idle)
 	case o.pairs < 1 || o.pairs > 100:
 		return usagef("demo: --pairs %d: want 1 to 100", o.pairs)
 	}

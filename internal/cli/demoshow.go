@@ -50,7 +50,7 @@ func (d *demo) watchIdle(ctx context.Context) error {
 		return nil
 	}
 	if !d.app.json && isTerminal(d.app.errOut) {
-		fmt.Fprintf(d.app.errOut, "watching idle processes for %v\r", d.opts.idle)
+		fmt.Fprintf(d.app.errOut, "watching idle processes for %v s\r", d.opts.idle)
 		defer fmt.Fprint(d.app.errOut, "\x1b[2K\r")
 	}
 	use, err := watchIdle(ctx, []*fabric.Rank{d.rank0, d.rank1, d.target}, d.opts.idle)
@@ -93,7 +93,7 @@ func (d *demo) table() error {
 			each = append(each, fmt.Sprintf("%s %.3f %%", name, cpu))
 		}
 		slices.Sort(each)
-		fmt.Fprintf(&b, "idle CPU   %s of a core over %v, lanes attached; the pumps wake %.1f times a second at most\n",
+		fmt.Fprintf(&b, "idle CPU   %s of a core over %v s, lanes attached; the pumps wake %.1f times a second at most\n",
 			strings.Join(each, ", "), d.opts.idle, d.result.ParksPerSecond)
 	}
 	fallbacks := "none"

@@ -16,7 +16,7 @@ type idleUse struct {
 }
 
 // watchIdle measures what ranks use over some time.
-func watchIdle(ctx context.Context, ranks []*fabric.Rank, d time.Duration) (idleUse, error) {
+func watchIdle(ctx context.Context, ranks []*fabric.Rank, seconds float64) (idleUse, error) {
 	use := idleUse{cpu: make(map[string]float64)}
 	before := make([]worker.Usage, len(ranks))
 	for i, r := range ranks {
@@ -25,7 +25,7 @@ func watchIdle(ctx context.Context, ranks []*fabric.Rank, d time.Duration) (idle
 			return use, err
 		}
 	}
-	timer := time.NewTimer(d)
+	timer := time.NewTimer(time.Duration(seconds * float64(time.Second)))
 	defer timer.Stop()
 	select {
 	case <-timer.C:

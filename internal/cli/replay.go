@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -35,7 +34,7 @@ type replayOptions struct {
 	verify   float64
 	seed     uint64
 	report   string
-	idle     time.Duration
+	idle     float64 // seconds
 	batch    int
 	window   int
 }
@@ -96,7 +95,7 @@ from when its first write is handed to the engine.`,
 	f.Float64Var(&o.verify, "verify", 0.1, "share of the spans to compare, above 0 and up to 1")
 	f.Uint64Var(&o.seed, "seed", 1, "of the generated trace, of the pages and of their bytes")
 	f.StringVar(&o.report, "report", "report.html", `where to write the page with charts; "" leaves it out`)
-	f.DurationVar(&o.idle, "idle", 3*time.Second, "how long to watch the CPU time of the idle processes, up to 10m; 0 leaves it out")
+	f.Float64Var(&o.idle, "idle-seconds", 3, "how long to watch the CPU time of the idle processes, 0 to 600 seconds; 0 leaves it out")
 	f.IntVar(&o.batch, "batch-size", 8192, "requests of a batch of the engine, 1 to 65536")
 	f.IntVar(&o.window, "in-flight", 4, "batches that a prefill rank has in flight, 1 to 64")
 	return cmd
@@ -110,14 +109,29 @@ func (o *replayOptions) check(cmd *cobra.Command) error {
 		return usagef("replay: --scale %v: want a share above 0 and up to 1", o.scale)
 	case !(o.verify > 0 && o.verify <= 1):
 		return usagef("replay: --verify %v: want a share above 0 and up to 1", o.verify)
-	case o.idle < 0 || o.idle > 10*time.Minute:
-		return usagef("replay: --idle %v: want 0s to 10m", o.idle)
+	case !(o.idle >= 0 && o.idle <= 600):
+		return usagef("replay: --idle-seconds %v: want 0 to 600", o.idle)
 	case o.batch < 1 || o.batch > 65536:
 		return usagef("replay: --batch-size %d: want 1 to 65536", o.batch)
 	case o.window < 1 || o.window > 64:
 		return usagef("replay: --in-flight %d: want 1 to 64", o.window)
 	}
-	return errors.Join(checkSlot(cmd, o.slot), o.rates.check(cmd))
+	return errors.Join(checkSlot(cmd, o.slot), o.rates.check(cmd), o.checkReport())
+}
+
+// checkReport finds out before the run whether the page can be written.
+func (o *replayOptions) checkReport() error {
+	if o.report == "" {
+		return nil
+	}
+	if info, err := os.Stat(o.report); err == nil && info.IsDir() {
+		return usagef("replay: --report %q is a directory: want a file", o.report)
+	}
+	dir := filepath.Dir(o.report)
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		return usagef("replay: --report %q: want a file in a directory that exists", o.report)
+	}
+	return nil
 }
 
 // workload is what is to be replayed. It is not worked out yet.

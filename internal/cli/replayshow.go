@@ -14,7 +14,6 @@ import (
 
 	"github.com/railhop/railhop/internal/fabric"
 	"github.com/railhop/railhop/internal/report"
-	"github.com/railhop/railhop/internal/workload"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -31,12 +30,12 @@ type replayResult struct {
 		P90 float64 `json:"p90"`
 		P99 float64 `json:"p99"`
 	} `json:"latency_ms"`
-	Report       string         `json:"report"` // "" if none was asked for
-	Bytes        uint64         `json:"bytes"`
-	Seconds      float64        `json:"seconds"`
-	SkippedLines int            `json:"skipped_lines"`
-	Scale        workload.Scale `json:"scale"`
-	SlotSize     uint64         `json:"slot_size"`
+	Report       string  `json:"report"` // "" if none was asked for
+	Bytes        uint64  `json:"bytes"`
+	Seconds      float64 `json:"seconds"`
+	SkippedLines int     `json:"skipped_lines"`
+	Scale        string  `json:"scale"` // how the workload was made to fit, for a person
+	SlotSize     uint64  `json:"slot_size"`
 }
 
 var wayNames = [...]string{"direct, same rail", "direct, cross rail", "relayed"}
@@ -45,23 +44,25 @@ var wayNames = [...]string{"direct, same rail", "direct, cross rail", "relayed"}
 func (r *replay) show(cmd *cobra.Command, args []string) error {
 	d := r.data(cmd, args)
 	path := r.opts.report
-	if path != "" {
-		if abs, err := filepath.Abs(path); err == nil {
-			path = abs
-		}
-		if err := writePage(path, d); err != nil {
-			return err
-		}
+	if abs, err := filepath.Abs(path); path != "" && err == nil {
+		path = abs
 	}
 	if r.app.json {
 		enc := json.NewEncoder(r.app.out)
 		enc.SetIndent("", "  ")
-		return enc.Encode(r.result(d, path))
-	}
-	if err := report.Table(r.app.out, d); err != nil {
+		if err := enc.Encode(r.result(d, path)); err != nil {
+			return err
+		}
+	} else if err := report.Table(r.app.out, d); err != nil {
 		return err
 	}
-	if path != "" {
+	if path == "" {
+		return nil
+	}
+	if err := writePage(path, d); err != nil {
+		return err
+	}
+	if !r.app.json {
 		fmt.Fprintf(r.app.out, "report: %s\n", path)
 	}
 	return nil
@@ -83,7 +84,7 @@ func (r *replay) result(d report.Data, path string) replayResult {
 	res := replayResult{
 		VerifiedBytes: r.verify.Checked - r.verify.Mismatched, MismatchedBytes: r.verify.Mismatched, IdleCPU: r.idle.most,
 		Fallbacks: r.fallbacks(), Paths: make(map[string]*demoPath), Requests: r.plan.Requests(), Report: path,
-		Bytes: r.verify.Of, Seconds: r.elapsed.Seconds(), SkippedLines: r.trace.summary.Skipped, Scale: r.plan.Scale(), SlotSize: r.opts.slot,
+		Bytes: r.verify.Of, Seconds: r.elapsed.Seconds(), SkippedLines: r.trace.summary.Skipped, Scale: r.plan.Scale().String(), SlotSize: r.opts.slot,
 	}
 	for i, p := range d.Paths {
 		res.Paths[ways[i]] = &demoPath{Bytes: p.Bytes, GBps: p.Rate / 1e9}

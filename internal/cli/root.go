@@ -24,6 +24,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // app is what the commands of one run share.
@@ -110,11 +111,25 @@ Exit status: 0 all is right, 1 the work failed, 2 the command was used wrongly.`
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print one JSON value instead of text")
 	root.PersistentFlags().StringVar(&a.level, "log-level", "warn", "lowest level that is logged to standard error: debug, info, warn or error")
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usagef("%s: %w; see %s --help", strings.TrimPrefix(cmd.CommandPath(), "railhop "), err, cmd.CommandPath())
-	})
+	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(a.commands()...)
 	return root
+}
+
+// flagError names the flag, its value and what is valid.
+func flagError(cmd *cobra.Command, err error) error {
+	var bad *pflag.InvalidValueError
+	if !errors.As(err, &bad) {
+		return usagef("%s: %w; see %s --help", cmd.Name(), err, cmd.CommandPath())
+	}
+	want := bad.Unwrap().Error()
+	if valid := map[string]string{
+		"int": "want a whole number", "uint64": "want a whole number of 0 or more", "float64": "want a number",
+		"bool": "want true or false", "duration": "want a duration such as 500ms, 5s or 2m",
+	}[bad.GetFlag().Value.Type()]; valid != "" {
+		want = valid
+	}
+	return usagef("%s: --%s %q: %s", cmd.Name(), bad.GetFlag().Name, bad.GetValue(), want)
 }
 
 func (a *app) openLog() error {

@@ -26,7 +26,7 @@ func (s *soft) want(cmd *cobra.Command) error {
 	if env, _ := config.FromEnviron(); env.Providers.Soft {
 		return nil
 	}
-	return fmt.Errorf("%s: no RDMA device and GPU can be used on this host; %[1]s --soft plays them in software", cmd.CommandPath())
+	return fmt.Errorf("%s: no RDMA device and GPU can be used on this host; %s --soft plays them in software", cmd.Name(), cmd.CommandPath())
 }
 
 // rates are the flags of what a played fabric can carry.
