@@ -281,6 +281,8 @@ func (d *demo) phase(ctx context.Context, p demoPhase) error {
 		return err
 	}
 	var spent time.Duration
+	var differ uint64
+	first := int64(-1)
 	for left := d.opts.bytes; left > 0; {
 		lap := min(left, d.window)
 		if err := d.target.Poison(ctx, buffer, demoPoison); err != nil {
@@ -297,8 +299,8 @@ func (d *demo) phase(ctx context.Context, p demoPhase) error {
 		}
 		d.result.VerifiedBytes += v.Bytes - v.Mismatched
 		d.result.MismatchedBytes += v.Mismatched
-		if v.Mismatched > 0 {
-			d.wrong = append(d.wrong, fmt.Errorf("%s: %d of %d bytes differ, the first at offset %d", p.title, v.Mismatched, v.Bytes, v.First))
+		if differ += v.Mismatched; v.Mismatched > 0 {
+			first = v.First
 		}
 		left -= lap
 	}
@@ -306,18 +308,30 @@ func (d *demo) phase(ctx context.Context, p demoPhase) error {
 	if err != nil {
 		return err
 	}
+	for s, n := range before {
+		after[s] -= n
+	}
 	from := source{fabric.Addr(p.from.Node, p.from.Rails[0]), fabric.NIC(p.from.Rails[0])}
-	path.Bytes = after[from] - before[from]
+	path.Bytes = after[from]
 	path.GBps = float64(d.opts.bytes) / spent.Seconds() / 1e9
-	for s, n := range after {
-		if n -= before[s]; n > 0 && s != from {
-			d.wrong = append(d.wrong, fmt.Errorf("%s: %d bytes came from %s at %s: want all from %s at %s", p.title, n, s.nic, s.addr, from.nic, from.addr))
+	d.judge(p.title, from, after, d.opts.bytes, differ, first)
+	return nil
+}
+
+// judge notes what should not be: bytes that differ, and bytes that did not come
+// from the NIC that they should have come from.
+func (d *demo) judge(title string, from source, came map[source]uint64, bytes, differ uint64, first int64) {
+	if differ > 0 {
+		d.wrong = append(d.wrong, fmt.Errorf("%s: %d of %d bytes differ, the first at offset %d", title, differ, bytes, first))
+	}
+	for s, n := range came {
+		if n > 0 && s != from {
+			d.wrong = append(d.wrong, fmt.Errorf("%s: %d bytes came from %s at %s: want all from %s at %s", title, n, s.nic, s.addr, from.nic, from.addr))
 		}
 	}
-	if path.Bytes != d.opts.bytes {
-		d.wrong = append(d.wrong, fmt.Errorf("%s: the target has counted %d bytes from %s at %s: want %d", p.title, path.Bytes, from.nic, from.addr, d.opts.bytes))
+	if n := came[from]; n != bytes {
+		d.wrong = append(d.wrong, fmt.Errorf("%s: the target has counted %d bytes from %s at %s: want %d", title, n, from.nic, from.addr, bytes))
 	}
-	return nil
 }
 
 func (d *demo) stream(ctx context.Context, p demoPhase, bytes uint64, progress func(done uint64)) (worker.Streamed, error) {

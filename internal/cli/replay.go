@@ -173,6 +173,9 @@ func (a *app) trace(args []string, o *replayOptions) (replayTrace, error) {
 		return t, usagef("replay: trace: %w", err)
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.IsDir() {
+		return t, usagef("replay: trace %q is a directory: want a file", args[0])
+	}
 	t.requests, t.summary, err = trace.ReadAll(f, o.requests)
 	for _, bad := range t.summary.First {
 		fmt.Fprintf(a.errOut, "railhop: %s: %s\n", args[0], oneLine(bad))

@@ -53,17 +53,8 @@ type requestTimes struct {
 	flows            int // that have received all of it
 }
 
-// sample is the bytes by way at an instant.
-type sample struct {
-	at    time.Duration
-	bytes [len(ways)]uint64
-}
-
-const (
-	sampleEvery = 200 * time.Millisecond
-	// traceStart is how long after the ranks were told the trace begins.
-	traceStart = 50 * time.Millisecond
-)
+// traceStart is how long after the ranks were told the trace begins.
+const traceStart = 50 * time.Millisecond
 
 func newReplay(a *app, o replayOptions, t replayTrace, w workload.Options, plan *workload.Plan, f *fabric.Fabric, layers int) *replay {
 	r := &replay{
@@ -330,49 +321,13 @@ func (r *replay) allowing(ctx context.Context, cancel context.CancelCauseFunc, r
 	}
 }
 
-// watch samples how many bytes have gone which way.
-func (r *replay) watch(ctx context.Context, done <-chan struct{}) {
-	tick := time.NewTicker(sampleEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			// A sample that cannot be had is left out: the next covers its time.
-			if stats, err := r.allStats(ctx); err == nil {
-				r.add(time.Since(r.started), stats)
-			}
-		case <-done:
-			return
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-func (r *replay) add(at time.Duration, stats []worker.Stats) {
-	s := sample{at: at}
-	for _, st := range stats {
-		for i, f := range [...]worker.Flow{st.DirectSameRail, st.DirectCrossRail, st.Relayed} {
-			s.bytes[i] += f.Bytes
-		}
-	}
-	r.samples = append(r.samples, s)
-	r.bar.set(s.bytes[0] + s.bytes[1] + s.bytes[2])
-}
-
-func (r *replay) allStats(ctx context.Context) ([]worker.Stats, error) {
-	stats, errs := make([]worker.Stats, len(r.prefill)), make([]error, len(r.prefill))
-	fabric.Each(len(r.prefill), func(i int) { stats[i], errs[i] = r.prefill[i].Stats(ctx, fabric.Engine) })
-	return stats, errors.Join(errs...)
-}
-
 // collect asks for the final counters of both sides.
 func (r *replay) collect(ctx context.Context) error {
 	var err error
 	if r.stats, err = r.allStats(ctx); err != nil {
 		return err
 	}
-	r.add(r.elapsed, r.stats)
+	r.end(r.stats)
 	for _, d := range r.decode {
 		counters, err := d.Counters(ctx)
 		if err != nil {

@@ -194,55 +194,6 @@ func (r *replay) relayText() string {
 	return fmt.Sprintf("on, slots of %s (MC_PXN_SLOT_SIZE)", formatSize(r.opts.slot))
 }
 
-// timeline spreads the samples over equal steps, and works out how fast each way
-// was while it was in use.
-func (r *replay) timeline(d *report.Data) {
-	step := sampleEvery
-	for d.Elapsed/step > 600 {
-		step *= 2
-	}
-	n := int((d.Elapsed + step - 1) / step)
-	d.Timeline = report.Timeline{Step: step, Paths: make([][]uint64, len(ways))}
-	for way := range ways {
-		d.Timeline.Paths[way] = make([]uint64, n)
-		total, used, last := uint64(0), time.Duration(0), uint64(0)
-		for i := range n {
-			end := min(time.Duration(i+1)*step, d.Elapsed)
-			at := r.bytesAt(way, end)
-			moved := at - min(last, at)
-			d.Timeline.Paths[way][i] = moved
-			if moved > 0 {
-				used += end - time.Duration(i)*step
-			}
-			last, total = max(at, last), total+moved
-		}
-		p := report.Path{Name: wayNames[way], Bytes: total}
-		if used > 0 {
-			p.Rate = float64(total) / used.Seconds()
-		}
-		d.Paths = append(d.Paths, p)
-	}
-}
-
-// bytesAt is how much had gone a way at an instant, between the samples around it.
-func (r *replay) bytesAt(way int, at time.Duration) uint64 {
-	var a sample
-	for _, b := range r.samples {
-		if b.at < a.at {
-			continue // the last one, which was taken after the end, counts for the end
-		}
-		if at <= b.at {
-			if b.at == a.at {
-				return b.bytes[way]
-			}
-			part := float64(at-a.at) / float64(b.at-a.at)
-			return a.bytes[way] + uint64(part*float64(b.bytes[way]-a.bytes[way]))
-		}
-		a = b
-	}
-	return a.bytes[way]
-}
-
 // bars are bytes by the rail that they were sent on, and by lane.
 func (r *replay) bars(d *report.Data) {
 	lanes := make(map[string]string) // what a lane carries, by relay's pid and number
