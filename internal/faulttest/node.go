@@ -78,6 +78,9 @@ func (n *Node) rank(i int, more Settings) Settings {
 		"MC_PXN_HEARTBEAT_TIMEOUT_MS": "1500",
 	}
 	for k, v := range more {
+		if k == "RAILHOP_SOFT_NICS" {
+			v = s[k] + "," + v // options
+		}
 		s[k] = v
 	}
 	return s

@@ -77,8 +77,11 @@ func (l logs) Write(b []byte) (int, error) {
 	p := l.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.quiet {
-		p.t.Logf("[%s] %s", p.role, strings.TrimSpace(string(b)))
+	if text := strings.TrimSpace(string(b)); !p.quiet {
+		p.t.Logf("[%s] %s", p.role, text)
+		if strings.Contains(text, "DATA RACE") || strings.Contains(text, "panic:") || strings.Contains(text, "fatal error:") {
+			p.t.Errorf("%s has broken down: %s", p.role, text)
+		}
 	}
 	return len(b), nil
 }

@@ -16,8 +16,9 @@ type stage struct {
 	name  string
 	at    Stage
 	nth   int
-	wire  int  // bytes that pass the wire before it holds the rest; -1: it holds nothing
-	fresh bool // nothing was relayed before
+	wire  int      // bytes that pass the wire before it holds the rest; -1: it holds nothing
+	fresh bool     // nothing was relayed before
+	set   Settings // of the sender
 	// With kill and with stop, the bug that must make late writes; NoBug where
 	// none can, and why.
 	kill, stop Bug
@@ -115,7 +116,7 @@ func start(t *testing.T, s stage, bug Bug) *faulty {
 
 func build(t *testing.T, s stage, bug Bug) *faulty {
 	t.Helper()
-	relay, sender := Options{Stage: s.at, Nth: s.nth}, Options{}
+	relay, sender := Options{Stage: s.at, Nth: s.nth}, Options{Set: s.set}
 	if s.fresh { // it looks for its route for as long as it is held
 		relay.Set = Settings{"MC_PXN_CREDIT_TIMEOUT_MS": "60000"}
 	}

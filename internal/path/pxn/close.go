@@ -125,6 +125,12 @@ func (c *conn) quarantine(why xfer.Reason, err error) {
 	c.empty(why, nil)
 }
 
+// release is quarantine because we leave.
+func (c *conn) release(why xfer.Reason) {
+	c.released = true
+	c.quarantine(why, nil)
+}
+
 // empty sends what is not committed yet the direct way.
 func (c *conn) empty(why xfer.Reason, err error) {
 	if c.head != nil {
@@ -169,7 +175,8 @@ func (c *conn) gone(err error) {
 }
 
 // drain ends a quarantined lane once nothing of it is left: at the relay's end,
-// or because the relay is gone.
+// or because the relay is gone. Where one of us leaves, what has gone another way
+// already is not waited for: the relay keeps the lane until it has done with it.
 func (c *conn) drain(now time.Duration) (busy bool) {
 	if c.leaving {
 		return false
@@ -177,7 +184,9 @@ func (c *conn) drain(now time.Duration) (busy bool) {
 	if c.tx.InFlight() > 0 {
 		if !c.claim.Peer.Gone() && !c.blind {
 			c.ringRest()
-			return false
+			if !c.stopping && !c.released {
+				return false
+			}
 		}
 		for seq := c.tx.Reaped() + 1; seq < c.tx.Next(); seq++ {
 			p := c.flight[c.claim.Geometry.Slot(seq)]

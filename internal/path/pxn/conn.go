@@ -51,6 +51,7 @@ type conn struct {
 	suspected   bool
 	why         xfer.Reason // of suspicion or quarantine
 	quarantined bool
+	released    bool // we leave
 	leaving     bool // the end is under way, off the pump
 	ended       bool
 	fences      map[*Target]*fencing

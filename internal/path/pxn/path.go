@@ -121,6 +121,7 @@ type Path struct {
 	rails []*rail // in the order of their first use
 	conns []*conn // all, also those that only wait to be closed
 	free  []*piece
+	left  xfer.Reason // why all lanes were given back
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -192,6 +193,9 @@ func (p *Path) Submit(now time.Duration, name string, it Item) xfer.Reason {
 	if it.Span.Length == 0 || it.Span.Source+it.Span.Length < it.Span.Source || it.Span.Dest+it.Span.Length < it.Span.Dest {
 		return xfer.BadPieces
 	}
+	if p.left != xfer.NoReason {
+		return p.left
+	}
 	r := p.rail(name)
 	switch {
 	case r.conn != nil:
@@ -259,6 +263,9 @@ func (p *Path) attached(r *rail, c *conn, why xfer.Reason, err error) {
 	r.conn, r.index = c, c.claim.Rails[r.name]
 	if !slices.Contains(p.conns, c) {
 		p.conns = append(p.conns, c)
+	}
+	if p.left != xfer.NoReason {
+		c.release(p.left)
 	}
 	for r.waiting.n > 0 {
 		it := *r.waiting.front()
@@ -342,11 +349,12 @@ func (p *Path) Abort(now time.Duration, o Owner, cause error) {
 	}
 }
 
-// Release gives all lanes back, sending what is queued the direct way. Step goes
-// on until Idle.
+// Release gives all lanes back, sending what is queued the direct way, and takes
+// nothing more. Step goes on until Idle.
 func (p *Path) Release(now time.Duration, why xfer.Reason) {
+	p.left = why
 	for _, c := range p.conns {
-		c.quarantine(why, nil)
+		c.release(why)
 	}
 }
 
