@@ -302,11 +302,14 @@ type route struct {
 }
 
 // Pick implements [relay.Route].
-func (r *route) Pick(addr, length uint64, rail string) (path string, rkey uint32, end uint64, err error) {
+func (r *route) Pick(addr uint64, rail string) (relay.Hop, error) {
 	d := r.remote.Desc()
 	r.names, r.want = r.named.of(r.rails, d), rail
-	c, err := d.SelectOnRail(addr, length, r.onRail)
-	return c.NICPath, c.RKey, c.BufferEnd, err
+	c, err := d.SelectOnRail(addr, 1, r.onRail)
+	if err != nil {
+		return relay.Hop{}, err
+	}
+	return relay.Hop{Path: c.NICPath, RKey: c.RKey, Start: d.Buffers[c.Buffer].Addr, End: c.BufferEnd}, nil
 }
 
 // Fences implements [relay.Route].

@@ -1,6 +1,8 @@
 package lane
 
 import (
+	"slices"
+
 	"github.com/railhop/railhop/internal/shmabi"
 	"github.com/railhop/railhop/internal/xfer"
 )
@@ -78,10 +80,11 @@ func (m Mapped) PutBody(slot int, b *Body, wasPlans, wasSession int) {
 	if n < wasSession {
 		clear(d.Session[n:wasSession])
 	}
-	plans := d.Plans[:len(b.Spans)]
+	spans := b.Spans
+	plans := d.Plans[:len(spans)]
 	for i := range plans {
-		plans[i].Dest = b.Spans[i].Dest
-		plans[i].Length = b.Spans[i].Length
+		plans[i].Dest = spans[i].Dest
+		plans[i].Length = spans[i].Length
 	}
 	if len(plans) < wasPlans {
 		clear(d.Plans[len(plans):wasPlans])
@@ -99,9 +102,11 @@ func (m Mapped) GetBody(slot int, b *Body) bool {
 	b.Length = d.PieceLength
 	b.RailIndex = d.RailIndex
 	b.Session = append(b.Session[:0], d.Session[:session]...)
-	b.Spans = b.Spans[:0]
-	for i := range d.Plans[:plans] {
-		b.Spans = append(b.Spans, xfer.Span{Dest: d.Plans[i].Dest, Length: d.Plans[i].Length})
+	b.Spans = slices.Grow(b.Spans[:0], int(plans))[:plans]
+	from := d.Plans[:plans]
+	for i := range b.Spans {
+		s := &b.Spans[i]
+		s.Source, s.Dest, s.Length = 0, from[i].Dest, from[i].Length
 	}
 	return true
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/lane"
 	"github.com/railhop/railhop/internal/nic"
+	"github.com/railhop/railhop/internal/relay"
 	"github.com/railhop/railhop/internal/wire"
 	"github.com/railhop/railhop/internal/xfer"
 )
@@ -20,7 +21,7 @@ func (nullNIC) Events() <-chan nic.Event { return nil }
 func (nullNIC) NewPD() (nic.PD, error)   { return nullPD{}, nil }
 func (nullNIC) Close() error             { return nil }
 func (nullNIC) NewCQ(depth int, _ func()) (nic.CQ, error) {
-	return &nullCQ{ring: make([]nic.Completion, 1<<16)}, nil
+	return &nullCQ{ring: make([]nic.Completion, 1<<12)}, nil
 }
 
 type nullPD struct{}
@@ -134,8 +135,8 @@ func (sender) Suspected(time.Duration) bool { return false }
 // route leads to one buffer of a target.
 type route struct{}
 
-func (route) Pick(addr, length uint64, rail string) (string, uint32, uint64, error) {
-	return "target:1@m1", 3, 1 << 60, nil
+func (route) Pick(uint64, string) (relay.Hop, error) {
+	return relay.Hop{Path: "target:1@m1", RKey: 3, Start: 1, End: 1 << 60}, nil
 }
 func (route) Fences() bool { return true }
 

@@ -15,6 +15,8 @@ const wait xfer.Code = 1
 // job is a piece from its claim to its completion.
 type job struct {
 	relay  *Relay
+	index  uint32 // in Relay.all
+	gen    uint32
 	lane   *inLane
 	seq    uint64
 	body   lane.Body
@@ -25,6 +27,7 @@ type job struct {
 	open   int  // slices under way
 	bare   bool // nothing was claimed for it
 
+	hop    Hop    // the way of the last slice
 	span   int    // next to be cut
 	offset uint64 // in it
 	slot   uint64 // address of its next byte in the arena
@@ -37,7 +40,8 @@ func (r *Relay) newJob(l *inLane, seq uint64) *job {
 		j = r.jobs[n-1]
 		r.jobs = r.jobs[:n-1]
 	} else {
-		j = &job{relay: r}
+		j = &job{relay: r, index: uint32(len(r.all))}
+		r.all = append(r.all, j)
 	}
 	j.lane, j.seq = l, seq
 	return j
@@ -45,7 +49,7 @@ func (r *Relay) newJob(l *inLane, seq uint64) *job {
 
 func (r *Relay) freeJob(j *job) {
 	b := j.body
-	*j = job{relay: r}
+	*j = job{relay: r, index: j.index, gen: j.gen + 1}
 	j.body.Session, j.body.Spans = b.Session[:0], b.Spans[:0]
 	r.jobs = append(r.jobs, j)
 }
@@ -81,14 +85,14 @@ func (j *job) route(now time.Duration) xfer.Code {
 		return xfer.ErrMetadata
 	}
 	first := j.body.Spans[0]
-	path, _, _, err := j.to.Pick(first.Dest, 1, j.rail.Name)
+	hop, err := j.to.Pick(first.Dest, j.rail.Name)
 	if err != nil {
 		if !rt.asking && now >= rt.again {
 			r.ask(now, rt, true)
 		}
 		return wait
 	}
-	ep, err := j.rail.Set.Get(path)
+	ep, err := j.rail.Set.Get(hop.Path)
 	if err != nil {
 		return wait
 	}
@@ -124,20 +128,13 @@ func (j *job) push() (busy bool) {
 			}
 			return busy // a full queue is back-pressure
 		}
-		r.wrs = r.wrs[:0]
-		for len(r.wrs) < room && !j.posted() {
-			if !j.cut() {
-				break
-			}
-		}
+		j.cut(room)
 		n, err := j.ep.Post(r.wrs)
 		if err != nil {
 			j.fail(xfer.ErrEndpoint)
 		}
 		j.open += n
-		for i := n; i < len(r.wrs); i++ {
-			r.pool.put(r.pool.get(r.wrs[i].ID)) // not taken
-		}
+		r.pool.put(len(r.wrs) - n) // not taken
 		if n < len(r.wrs) {
 			j.fail(xfer.ErrEndpoint) // Room promised more
 		}
@@ -146,30 +143,42 @@ func (j *job) push() (busy bool) {
 	return busy
 }
 
-// cut adds the next slice to the chain. It reports false if the piece failed.
-func (j *job) cut() bool {
-	r := j.relay
-	sp := &j.body.Spans[j.span]
-	at, left := sp.Dest+j.offset, sp.Length-j.offset
-	path, rkey, end, err := j.to.Pick(at, 1, j.rail.Name)
-	if err != nil || path != j.ep.Path() {
-		j.fail(xfer.ErrAddressNotFound)
-		return false
+// cut fills the chain with the next slices, up to room of them, or fails the piece.
+func (j *job) cut(room int) {
+	r, spans := j.relay, j.body.Spans
+	room = min(room, cap(r.wrs))
+	wrs := r.wrs[:room]
+	budget := min(room, r.pool.free)
+	size, slot, hop, offset := uint64(r.opts.SliceSize), j.slot, j.hop, j.offset
+	w := nic.WR{ID: j.id(), Op: nic.OpWrite, Signaled: true, LKey: j.rail.LKey}
+	k, i := 0, j.span
+	for k < room && i < len(spans) {
+		sp := &spans[i]
+		at, left := sp.Dest+offset, sp.Length-offset
+		if at < hop.Start || at >= hop.End {
+			var err error
+			hop, err = j.to.Pick(at, j.rail.Name)
+			if err != nil || hop.Path != j.ep.Path() || at < hop.Start || at >= hop.End {
+				j.fail(xfer.ErrAddressNotFound)
+				break
+			}
+		}
+		if k == budget {
+			j.fail(xfer.ErrTooManyRequests)
+			break
+		}
+		n := min(left, size, hop.End-at)
+		w.RKey, w.Length, w.LocalAddr, w.RemoteAddr = hop.RKey, uint32(n), slot, at
+		wrs[k] = w
+		k++
+		slot += n
+		if n < left {
+			offset += n
+		} else {
+			i, offset = i+1, 0
+		}
 	}
-	n := min(left, uint64(r.opts.SliceSize), end-at)
-	s := r.pool.take(j, j.ep)
-	if s == nil {
-		j.fail(xfer.ErrTooManyRequests)
-		return false
-	}
-	r.wrs = append(r.wrs, nic.WR{
-		ID: s.id(), Op: nic.OpWrite, Signaled: true,
-		LKey: j.rail.LKey, RKey: rkey,
-		Length: uint32(n), LocalAddr: j.slot, RemoteAddr: at,
-	})
-	j.slot += n
-	if j.offset += n; j.offset == sp.Length {
-		j.span, j.offset = j.span+1, 0
-	}
-	return true
+	r.pool.free -= k
+	j.span, j.offset, j.slot, j.hop = i, offset, slot, hop
+	r.wrs = wrs[:k]
 }

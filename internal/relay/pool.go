@@ -1,68 +1,31 @@
 package relay
 
-import "github.com/railhop/railhop/internal/endpoint"
+// pool is the work slices of a relay: how many of them there are left. A slice has
+// no state of its own but the request that is posted for it, whose id names its
+// piece.
+type pool struct{ free int }
 
-// slice is one work request on its way. Its generation tells a late report from
-// a fresh one.
-type slice struct {
-	job   *job
-	ep    *endpoint.Endpoint
-	index uint32
-	gen   uint32
-}
+func (p *pool) put(n int) { p.free += n }
 
-func (s *slice) id() uint64 { return uint64(s.gen)<<32 | uint64(s.index) }
+// id is that of all work requests of a piece. The generation tells a late report
+// from a fresh one.
+func (j *job) id() uint64 { return uint64(j.gen)<<32 | uint64(j.index) }
 
-// pool is the work slices of a relay, allocated once.
-type pool struct {
-	all  []slice
-	free []uint32
-}
-
-func (p *pool) init(n int) {
-	p.all = make([]slice, n)
-	p.free = make([]uint32, n)
-	for i := range p.all {
-		p.all[i].index = uint32(i)
-		p.free[i] = uint32(n - 1 - i)
-	}
-}
-
-// take returns a slice, or nil if none is left.
-func (p *pool) take(j *job, ep *endpoint.Endpoint) *slice {
-	n := len(p.free)
-	if n == 0 {
-		return nil
-	}
-	s := &p.all[p.free[n-1]]
-	p.free = p.free[:n-1]
-	s.job, s.ep = j, ep
-	s.gen++
-	return s
-}
-
-// get returns the slice of an id, or nil if it is not under way.
-func (p *pool) get(id uint64) *slice {
+// jobOf returns the piece of an id, or nil if nothing of it is under way.
+func (r *Relay) jobOf(id uint64) *job {
 	i := uint32(id)
-	if uint64(i) >= uint64(len(p.all)) {
+	if uint64(i) >= uint64(len(r.all)) {
 		return nil
 	}
-	if s := &p.all[i]; s.job != nil && s.gen == uint32(id>>32) {
-		return s
+	if j := r.all[i]; j.gen == uint32(id>>32) && j.open > 0 {
+		return j
 	}
 	return nil
 }
 
-func (p *pool) put(s *slice) {
-	s.job, s.ep = nil, nil
-	p.free = append(p.free, s.index)
-}
-
-// each calls f for the slices under way.
-func (p *pool) each(f func(*slice)) {
-	for i := range p.all {
-		if p.all[i].job != nil {
-			f(&p.all[i])
-		}
-	}
+// end gives slices of a piece back.
+func (r *Relay) end(j *job, n int) {
+	n = min(n, j.open)
+	j.open -= n
+	r.pool.put(n)
 }

@@ -41,11 +41,17 @@ type Sender interface {
 
 // Route is a target that pieces are sent to.
 type Route interface {
-	// Pick says how the range [addr, addr+length) is reached on a rail: the
-	// peer's NIC path, its key, and where the buffer that holds addr ends.
-	Pick(addr, length uint64, rail string) (path string, rkey uint32, end uint64, err error)
+	// Pick says how an address is reached on a rail.
+	Pick(addr uint64, rail string) (Hop, error)
 	// Fences says that the target offers the fence of pxn.md 8.3.
 	Fences() bool
+}
+
+// Hop is the way into a buffer of a target.
+type Hop struct {
+	Path       string // of the peer's NIC
+	RKey       uint32
+	Start, End uint64 // of the buffer
 }
 
 // Rail is one of our rails, with the queue pairs for relayed traffic.
@@ -85,12 +91,13 @@ type Relay struct {
 	opts    Options
 	log     *slog.Logger
 	lanes   []*inLane
-	turn    int // lane that is looked at first
-	running int // pieces claimed and not completed
-	jobs    []*job
+	turn    int    // lane that is looked at first
+	running int    // pieces claimed and not completed
+	all     []*job // that were ever made, by index
+	jobs    []*job // of them, those to be used again
 	pool    pool
 	wrs     []nic.WR
-	done    [64]nic.Completion
+	done    [256]nic.Completion
 	routes  map[string]*route
 	stop    bool
 
@@ -112,7 +119,7 @@ func New(opts Options) *Relay {
 		r.lanes = append(r.lanes, &inLane{relay: r, index: i, rx: rx})
 	}
 	perPiece := opts.Geometry.MaxSpans + int(opts.Geometry.SlotSize/uint64(opts.SliceSize))
-	r.pool.init(opts.Depth * perPiece)
+	r.pool.free = opts.Depth * perPiece
 	r.wrs = make([]nic.WR, 0, 256)
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	return r
@@ -200,18 +207,23 @@ func (r *Relay) poll(now time.Duration, set *endpoint.Set) (busy bool) {
 			set.Drop(err)
 			break
 		}
-		for i := range r.done[:n] {
-			c := &r.done[i]
-			s := r.pool.get(c.ID)
-			if s == nil {
+		for done := r.done[:n]; len(done) > 0; {
+			c := &done[0]
+			k := 1
+			for k < len(done) && done[k] == *c {
+				k++
+			}
+			done = done[k:]
+			j := r.jobOf(c.ID)
+			if j == nil {
 				continue
 			}
-			s.ep.Completed(c.QPN, 1)
+			j.ep.Completed(c.QPN, k)
 			if c.Status != nic.StatusSuccess {
-				s.job.fail(xfer.ErrEndpoint)
-				s.ep.Fail(&nic.CompletionError{Device: set.NIC().Name, Peer: s.ep.Path(), Op: nic.OpWrite, Status: c.Status, Vendor: c.Vendor})
+				j.fail(xfer.ErrEndpoint)
+				j.ep.Fail(&nic.CompletionError{Device: set.NIC().Name, Peer: j.ep.Path(), Op: nic.OpWrite, Status: c.Status, Vendor: c.Vendor})
 			}
-			r.end(s)
+			r.end(j, k)
 		}
 		if n > 0 {
 			busy = true
@@ -222,20 +234,15 @@ func (r *Relay) poll(now time.Duration, set *endpoint.Set) (busy bool) {
 	}
 	for ep := set.Reap(); ep != nil; ep = set.Reap() {
 		busy = true
-		r.pool.each(func(s *slice) {
-			if s.ep == ep {
-				s.job.fail(xfer.ErrEndpoint)
-				r.end(s)
+		for _, j := range r.all {
+			if j.ep == ep && j.open > 0 {
+				j.fail(xfer.ErrEndpoint)
+				r.end(j, j.open)
+				j.gen++ // what is still reported of it is late
 			}
-		})
+		}
 	}
 	return busy
-}
-
-// end gives a slice back.
-func (r *Relay) end(s *slice) {
-	s.job.open--
-	r.pool.put(s)
 }
 
 // Arm asks the queues to ring, and returns how long the pump may sleep: at most

@@ -244,14 +244,10 @@ func (c *conn) reap(now time.Duration) (busy bool) {
 			c.settle(p)
 		case status == xfer.OK:
 			c.path.opts.Tally.Went(tally.Relayed, p.bytes) // first: whoever waits may look
-			for i := range p.items {
-				it := &p.items[i]
-				it.Owner.Closed(it.Span.Length, nil)
-			}
+			p.completed()
 			if len(c.avoid) > 0 {
 				delete(c.avoid, p.target)
 			}
-			p.unfence()
 		default:
 			why := reasonOf(status)
 			if why == xfer.RelayNICError {
@@ -531,15 +527,10 @@ func (c *conn) publish(now time.Duration) {
 
 // start puts the copy and the doorbell on the stream.
 func (c *conn) start(p *piece) error {
-	var last *Fence
-	for i := range p.items {
-		f := p.items[i].Fence
-		if f != nil && f != last && f.Recorded {
-			if err := c.stream.Wait(f.Event); err != nil {
-				return fmt.Errorf("pxn: wait for the source: %w", err)
-			}
+	for _, f := range p.fences {
+		if err := c.stream.Wait(f.Event); err != nil {
+			return fmt.Errorf("pxn: wait for the source: %w", err)
 		}
-		last = f
 	}
 	if err := c.stream.Copy(p.copies); err != nil {
 		return fmt.Errorf("pxn: copy to the slot: %w", err)

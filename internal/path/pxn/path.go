@@ -205,7 +205,7 @@ func (p *Path) Submit(now time.Duration, name string, it Item) xfer.Reason {
 		it.Owner.Opened(1)
 		it.Fence.Hold()
 		it.rail = r.index
-		r.conn.queue.push(it)
+		r.conn.queue.push(&it)
 	case r.attaching || now >= r.retryAt:
 		if !r.attaching {
 			p.attach(now, r)
@@ -215,7 +215,7 @@ func (p *Path) Submit(now time.Duration, name string, it Item) xfer.Reason {
 		}
 		it.Owner.Opened(1)
 		it.Fence.Hold()
-		r.waiting.push(it)
+		r.waiting.push(&it)
 	default:
 		return r.why
 	}
@@ -275,7 +275,7 @@ func (p *Path) attached(r *rail, c *conn, why xfer.Reason, err error) {
 			continue
 		}
 		it.rail = r.index
-		c.queue.push(it)
+		c.queue.push(&it)
 	}
 }
 

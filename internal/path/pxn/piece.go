@@ -1,6 +1,7 @@
 package pxn
 
 import (
+	"slices"
 	"time"
 
 	"github.com/railhop/railhop/internal/gpu"
@@ -85,6 +86,9 @@ type piece struct {
 	bytes  uint64
 	copies []gpu.Copy  // sources joined where they touch
 	plans  []xfer.Span // destinations joined where they touch
+	fences []*Fence    // those that the copies wait for
+	// Ends of the last source and destination.
+	srcEnd, destEnd uint64
 
 	since  time.Duration // packed: when it became the head; flying: when its bytes were seen in the slot
 	rung   bool          // its bytes were seen in the slot
@@ -111,6 +115,8 @@ type stop struct {
 
 func (p *piece) reset() {
 	clear(p.items)
+	clear(p.fences)
+	p.fences = p.fences[:0]
 	p.items, p.copies, p.plans = p.items[:0], p.copies[:0], p.plans[:0]
 	clear(p.held)
 	clear(p.stops)
@@ -121,27 +127,37 @@ func (p *piece) reset() {
 
 // add takes as much of it as fits a piece of size bytes, and returns how much.
 func (p *piece) add(it *Item, size uint64) uint64 {
-	if len(p.items) == shmabi.MaxSpans || p.target != nil && (p.target != it.Target || p.rail != it.rail) {
+	k := len(p.items)
+	if k == 0 {
+		p.target, p.rail = it.Target, it.rail
+	} else if k == shmabi.MaxSpans || p.target != it.Target || p.rail != it.rail {
 		return 0
 	}
 	n := min(it.Span.Length, size-p.bytes)
 	if n == 0 {
 		return 0
 	}
-	p.target, p.rail = it.Target, it.rail
-	part := *it
+	if k == cap(p.items) {
+		p.items = slices.Grow(p.items, max(k, 16))
+	}
+	p.items = p.items[:k+1]
+	part := &p.items[k]
+	*part = *it
 	part.Span.Length = n
-	p.items = append(p.items, part)
-	if i := len(p.copies) - 1; i >= 0 && p.copies[i].Src+p.copies[i].Length == it.Span.Source {
+	if f := it.Fence; f != nil && f.Recorded && (len(p.fences) == 0 || p.fences[len(p.fences)-1] != f) {
+		p.fences = append(p.fences, f)
+	}
+	if i := len(p.copies) - 1; i >= 0 && p.srcEnd == it.Span.Source {
 		p.copies[i].Length += n
 	} else {
 		p.copies = append(p.copies, gpu.Copy{Dst: p.bytes, Src: it.Span.Source, Length: n})
 	}
-	if i := len(p.plans) - 1; i >= 0 && p.plans[i].Dest+p.plans[i].Length == it.Span.Dest {
+	if i := len(p.plans) - 1; i >= 0 && p.destEnd == it.Span.Dest {
 		p.plans[i].Length += n
 	} else {
 		p.plans = append(p.plans, xfer.Span{Dest: it.Span.Dest, Length: n})
 	}
+	p.srcEnd, p.destEnd = it.Span.Source+n, it.Span.Dest+n
 	p.bytes += n
 	return n
 }
@@ -153,10 +169,12 @@ func (p *piece) place(slot uint64) {
 	}
 }
 
-func (p *piece) unfence() {
+// completed ends all shares: their bytes are in place.
+func (p *piece) completed() {
 	for i := range p.items {
-		p.items[i].Fence.Drop()
-		p.items[i].Fence = nil
+		it := &p.items[i]
+		it.Fence.Drop()
+		it.Owner.Closed(it.Span.Length, nil)
 	}
 }
 
@@ -181,21 +199,21 @@ func (p *piece) has(o Owner) bool {
 
 // queue is a ring of items that grows and does not shrink.
 type queue struct {
-	ring  []Item
+	ring  []Item // length is a power of two
 	head  int
 	n     int
 	bytes uint64
 }
 
-func (q *queue) push(it Item) {
+func (q *queue) push(it *Item) {
 	if q.n == len(q.ring) {
 		bigger := make([]Item, max(256, 2*len(q.ring)))
 		for i := range q.n {
-			bigger[i] = q.ring[(q.head+i)%len(q.ring)]
+			bigger[i] = q.ring[(q.head+i)&(len(q.ring)-1)]
 		}
 		q.ring, q.head = bigger, 0
 	}
-	q.ring[(q.head+q.n)%len(q.ring)] = it
+	q.ring[(q.head+q.n)&(len(q.ring)-1)] = *it
 	q.n++
 	q.bytes += it.Span.Length
 }
@@ -213,7 +231,7 @@ func (q *queue) take(n uint64) (whole bool) {
 		return false
 	}
 	*it = Item{}
-	q.head = (q.head + 1) % len(q.ring)
+	q.head = (q.head + 1) & (len(q.ring) - 1)
 	q.n--
 	return true
 }
@@ -227,7 +245,7 @@ func (q *queue) remove(o Owner, f func(Item)) {
 		if it.Owner == o {
 			f(it)
 		} else {
-			q.push(it)
+			q.push(&it)
 		}
 	}
 }
