@@ -54,6 +54,9 @@ type Options struct {
 	// Park blocks while *word is [Asleep], for at most d if d is positive. Nil
 	// means a futex.
 	Park func(word *atomic.Uint32, d time.Duration)
+	// Unpark ends a Park. It is for a Park that is no futex, which nobody but this
+	// loop's own Wake can ring: [Ring] does not reach it. Nil means a futex.
+	Unpark func()
 	// OnThread runs once on the loop's thread before the first turn.
 	OnThread func()
 }
@@ -181,7 +184,14 @@ func (l *Loop) SetWord(w *atomic.Uint32) error {
 }
 
 // Wake rings the loop. It is one load if the loop is awake.
-func (l *Loop) Wake() { Ring(l.word.Load()) }
+func (l *Loop) Wake() {
+	word := l.word.Load()
+	if l.opts.Unpark == nil {
+		Ring(word)
+	} else if word.Load() == Asleep && word.CompareAndSwap(Asleep, Awake) {
+		l.opts.Unpark()
+	}
+}
 
 // Ring wakes the loop that sleeps on word, if it does, in whichever process.
 func Ring(word *atomic.Uint32) {
