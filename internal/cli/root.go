@@ -18,9 +18,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"os/signal"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -52,6 +54,9 @@ func Main(args []string, out, errOut io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	if _, file := errOut.(*os.File); !file {
+		errOut = &sharedWriter{w: errOut} // a file is handed to children as it is
+	}
 	a := &app{out: out, errOut: errOut, log: slog.New(slog.DiscardHandler)}
 	root := newRootCmd(a)
 	root.SetArgs(args)
@@ -69,6 +74,18 @@ func Main(args []string, out, errOut io.Writer) int {
 		return 2
 	}
 	return 1
+}
+
+// sharedWriter is a writer for several processes' messages.
+type sharedWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (s *sharedWriter) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.w.Write(b)
 }
 
 // usageError is a command used wrongly.

@@ -130,6 +130,8 @@ func (f *Fabric) Env(m Member) map[string]string {
 		env["MC_PXN_SLOT_SIZE"] = strconv.FormatUint(f.opts.SlotSize, 10)
 	}
 	if m.PXN {
+		// All nodes share this machine's cores: a relay may get its turn late.
+		env["MC_PXN_CREDIT_TIMEOUT_MS"] = "10000"
 		env["MC_PXN_ENABLE"] = "1"
 		env["MC_PXN_GROUP_ID"] = f.Group(m.Node)
 	}
