@@ -24,4 +24,4 @@ func TestMain(m *testing.M) {
 const beyond = 2
 
 // atOnce is how many nodes there are at once: each is three processes.
-const atOnce = 6
+const atOnce = 8

@@ -82,6 +82,7 @@ func TestSenderKilled(t *testing.T) {
 		n.Sender.Kill()
 		n.Sender.Reap()
 		n.Target.Reuse(n.Dst, n.Size, 0, Reused)
+		time.Sleep(500 * time.Millisecond)
 		n.AwaitLanes(1)
 		n.Wire.Release()
 		n.awaitLate("a lane that is not free")

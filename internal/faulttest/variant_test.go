@@ -118,16 +118,76 @@ func TestRelayCloses(t *testing.T) {
 	n.Close()
 }
 
+// TestStrict lets the relay be stopped where nothing may go direct instead: the
+// write fails, but only once nothing can land any more.
+func TestStrict(t *testing.T) {
+	t.Parallel()
+	s := stage{name: "posted", set: Settings{"MC_PXN_STRICT": "1"}}
+	n := start(t, s, NoBug)
+	n.Relay.Stop()
+	if a := n.Sender.Await("write", n.write); a.Err == "" {
+		t.Error("the write completes, although its relay is stopped and nothing may go direct")
+	}
+	n.Target.Reuse(n.Dst, n.Size, 0, Reused)
+	n.Relay.Continue()
+	n.Wire.Release()
+	time.Sleep(beyond * time.Second)
+	if bad := n.Target.Unwatch(); bad > 0 {
+		t.Errorf("%d bytes have landed late", bad)
+	}
+	n.Balance()
+	n.Close()
+}
+
+// another starts a second sender beside the first, which it returns.
+func (n *faulty) another() (first *Process) {
+	first = n.Sender
+	set := n.rank(0, nil)
+	set["RAILHOP_SOFT_GPUS"] = "0000:a2:00.0"
+	n.StartSender(Options{Set: set, Registry: n.Registry})
+	return first
+}
+
+// TestFenceHitsOthers lets a sender give up a piece whose queue pairs carry pieces
+// of another sender: the fence takes those along, but they arrive.
+func TestFenceHitsOthers(t *testing.T) {
+	t.Parallel()
+	const piece = 256 << 10
+	n := start(t, stage{name: "posted"}, NoBug)
+	n.Wire.Release()
+	n.Complete(n.write)
+	from := n.Src
+	first := n.another()
+	n.AwaitRelayed()
+	n.Wire.Hold(0)
+	to := n.Target.Memory(piece)
+	w := first.Write(n.Target.Name, from, to, piece, time.Second)
+	n.Wire.AwaitHeld(1)
+	other := n.Begin(Patience)
+	if a := first.Await("write", w); !a.Late {
+		t.Errorf("the write ends with %+v, want its deadline, honoured", a)
+	}
+	n.Target.Reuse(to, piece, 0, Reused)
+	n.Wire.Release()
+	n.Complete(other)
+	n.Target.Verify(n.Dst, n.Size, Written)
+	time.Sleep(beyond * time.Second)
+	if bad := n.Target.Unwatch(); bad > 0 {
+		t.Errorf("%d bytes have landed late", bad)
+	}
+	n.AwaitRelayed()
+	n.Balance()
+	first.Close()
+	n.Close()
+}
+
 // TestOtherSender kills one of two senders: the other must not notice.
 func TestOtherSender(t *testing.T) {
 	t.Parallel()
 	n := start(t, stage{name: "posted"}, NoBug)
-	dead := n.Sender
 	n.Wire.Release()
 	n.Complete(n.write)
-	set := n.rank(0, nil)
-	set["RAILHOP_SOFT_GPUS"] = "0000:a2:00.0"
-	n.StartSender(Options{Set: set, Registry: n.Registry})
+	dead := n.another()
 	n.AwaitRelayed()
 	before := n.Sender.Status().Stats
 	n.Wire.Hold(100_000)

@@ -20,16 +20,14 @@ import (
 // the same [Peer]; one that is missing has died or left. It returns [ErrBusy] if
 // the lock was not to be had in time. It may sleep: not for a pump.
 func (r *Registry) Scan() ([]*Peer, []Refusal, error) {
-	var peers, dead []*Peer
+	var peers []*Peer
 	var refused []Refusal
 	err := r.locked(func() error {
+		var s sorted
 		var err error
 		refused, err = r.each(func(p *Peer) *Refusal {
 			switch {
-			case p.Life() == Dead:
-				if p.hold() {
-					dead = append(dead, p)
-				}
+			case s.add(p) == Dead:
 			case p.isSelf():
 			case len(peers) == MaxRanks:
 				return refuse(TooMany, "%d others were accepted", MaxRanks)
@@ -38,7 +36,7 @@ func (r *Registry) Scan() ([]*Peer, []Refusal, error) {
 			}
 			return nil
 		})
-		r.reclaim(dead, peers)
+		r.reclaim(&s)
 		return err
 	})
 	if err != nil {
@@ -65,40 +63,46 @@ func (r *Registry) reclaimAll() (int, error) {
 	r.mu.Lock()
 	live := len(r.entries)
 	r.mu.Unlock()
-	var peers, dead []*Peer
+	var s sorted
 	_, err := r.each(func(p *Peer) *Refusal {
-		isDead := p.Life() == Dead
-		if !isDead {
-			live++
-		}
-		switch held := p.hold(); {
-		case held && isDead:
-			dead = append(dead, p)
-		case held:
-			peers = append(peers, p)
-		}
+		s.add(p)
 		return nil
 	})
-	r.reclaim(dead, peers)
-	for _, p := range peers {
-		p.drop()
-	}
+	live += len(s.live)
+	r.reclaim(&s)
 	return live, err
 }
 
-// reclaim unlinks the entries of dead owners, under the lock, and ends the holds on
-// them. An entry stays while a lane of a live rank is its owner's: without it the
-// lane's relay could never tell that its sender is dead.
-func (r *Registry) reclaim(dead, live []*Peer) {
+// sorted is peers by whether they live, with a hold on each.
+type sorted struct{ live, dead []*Peer }
+
+func (s *sorted) add(p *Peer) Liveness {
+	l := p.Life()
+	switch held := p.hold(); {
+	case held && l == Dead:
+		s.dead = append(s.dead, p)
+	case held:
+		s.live = append(s.live, p)
+	}
+	return l
+}
+
+// reclaim unlinks the entries of dead owners, under the lock, and ends the holds.
+// An entry stays while a lane of a live rank is its owner's: without it the lane's
+// relay could never tell that its sender is dead.
+func (r *Registry) reclaim(s *sorted) {
 	r.mu.Lock()
 	entries := values(r.entries)
 	r.mu.Unlock()
-	for _, p := range dead {
+	for _, p := range s.dead {
 		lent := slices.ContainsFunc(entries, func(e *Entry) bool { return e.lends(p.hdr.owner, p.hdr.epoch) }) ||
-			slices.ContainsFunc(live, func(o *Peer) bool { return o.lends(p.hdr.owner, p.hdr.epoch) })
+			slices.ContainsFunc(s.live, func(o *Peer) bool { return o.lends(p.hdr.owner, p.hdr.epoch) })
 		if !lent {
 			r.remove(p)
 		}
+		p.drop()
+	}
+	for _, p := range s.live {
 		p.drop()
 	}
 }
