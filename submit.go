@@ -222,7 +222,7 @@ func (e *Engine) relay(now time.Duration, t *ledger.Task, to *target, s *submiss
 	if off != xfer.NoReason {
 		return off
 	}
-	it := pxn.Item{
+	it := &pxn.Item{
 		Span:  xfer.Span{Source: t.Req.Source, Dest: t.Req.TargetAddr, Length: t.Req.Length},
 		Owner: t, Target: to.relay, Fence: s.fence, Wait: s.wait,
 	}

@@ -99,10 +99,10 @@ func (b *both) step() {
 
 // piece sends a piece of spans, each length bytes, that lie apart.
 func (b *both) piece(spans int, length uint64) {
-	it := pxn.Item{Span: xfer.Span{Length: length}, Owner: &b.owner, Target: b.to}
+	it := pxn.Item{Owner: &b.owner, Target: b.to}
 	for i := range uint64(spans) {
-		it.Span.Source, it.Span.Dest = 1<<50+i*2*length, 1<<51+i*2*length
-		if why := b.path.Submit(b.now, "m1", it); why != xfer.NoReason {
+		it.Span.Source, it.Span.Dest, it.Span.Length = 1<<50+i*2*length, 1<<51+i*2*length, length
+		if why := b.path.Submit(b.now, "m1", &it); why != xfer.NoReason {
 			b.tb.Fatal(why)
 		}
 	}

@@ -21,7 +21,7 @@ func (nullNIC) Events() <-chan nic.Event { return nil }
 func (nullNIC) NewPD() (nic.PD, error)   { return nullPD{}, nil }
 func (nullNIC) Close() error             { return nil }
 func (nullNIC) NewCQ(depth int, _ func()) (nic.CQ, error) {
-	return &nullCQ{ring: make([]nic.Completion, 1<<12)}, nil
+	return &nullCQ{}, nil
 }
 
 type nullPD struct{}
@@ -34,20 +34,33 @@ func (nullPD) NewQP(o nic.QPOptions) (nic.QP, error) {
 	return &nullQP{cq: cq, num: cq.qps}, nil
 }
 
-// nullCQ belongs to the pump, but for the making of its queue pairs.
+// nullCQ belongs to the pump, but for the making of its queue pairs. It has runs of
+// requests with one id each: those of one post.
 type nullCQ struct {
-	ring       []nic.Completion // a power of two
-	head, tail uint64
-	qps        uint32
+	runs []run
+	qps  uint32
+}
+
+type run struct {
+	done nic.Completion
+	n    int
 }
 
 func (c *nullCQ) Arm() error   { return nil }
 func (c *nullCQ) Close() error { return nil }
 func (c *nullCQ) Poll(done []nic.Completion) (int, error) {
 	n := 0
-	for ; n < len(done) && c.head != c.tail; n++ {
-		done[n] = c.ring[c.head&uint64(len(c.ring)-1)]
-		c.head++
+	for n < len(done) && len(c.runs) > 0 {
+		r := &c.runs[len(c.runs)-1]
+		k := min(r.n, len(done)-n)
+		for i := range k {
+			d := &done[n+i]
+			d.ID, d.QPN, d.Status, d.Vendor = r.done.ID, r.done.QPN, nic.StatusSuccess, 0
+		}
+		n += k
+		if r.n -= k; r.n == 0 {
+			c.runs = c.runs[:len(c.runs)-1]
+		}
 	}
 	return n, nil
 }
@@ -62,10 +75,8 @@ func (q *nullQP) State() nic.QPState          { return nic.RTS }
 func (q *nullQP) Modify(nic.QPAttr) error     { return nil }
 func (q *nullQP) Close(context.Context) error { return nil }
 func (q *nullQP) Post(wrs []nic.WR) (int, error) {
-	c := q.cq
-	for i := range wrs {
-		c.ring[c.tail&uint64(len(c.ring)-1)] = nic.Completion{ID: wrs[i].ID, QPN: q.num}
-		c.tail++
+	if len(wrs) > 0 {
+		q.cq.runs = append(q.cq.runs, run{nic.Completion{ID: wrs[0].ID, QPN: q.num}, len(wrs)})
 	}
 	return len(wrs), nil
 }

@@ -150,7 +150,7 @@ func (j *job) cut(room int) {
 	wrs := r.wrs[:room]
 	budget := min(room, r.pool.free)
 	size, slot, hop, offset := uint64(r.opts.SliceSize), j.slot, j.hop, j.offset
-	w := nic.WR{ID: j.id(), Op: nic.OpWrite, Signaled: true, LKey: j.rail.LKey}
+	id, lkey := j.id(), j.rail.LKey
 	k, i := 0, j.span
 	for k < room && i < len(spans) {
 		sp := &spans[i]
@@ -168,8 +168,9 @@ func (j *job) cut(room int) {
 			break
 		}
 		n := min(left, size, hop.End-at)
-		w.RKey, w.Length, w.LocalAddr, w.RemoteAddr = hop.RKey, uint32(n), slot, at
-		wrs[k] = w
+		w := &wrs[k] // field by field: copying what was just put together stalls
+		w.ID, w.Op, w.Signaled, w.LKey, w.RKey = id, nic.OpWrite, true, lkey, hop.RKey
+		w.Length, w.LocalAddr, w.RemoteAddr = uint32(n), slot, at
 		k++
 		slot += n
 		if n < left {

@@ -137,8 +137,7 @@ func (c *conn) empty(why xfer.Reason, err error) {
 		c.dropHead(why)
 	}
 	for c.queue.n > 0 {
-		it := *c.queue.front()
-		c.queue.take(it.Span.Length)
+		it := c.queue.pop()
 		c.path.direct(it, why, "peer", c.claim.Peer.Name(), "err", err)
 	}
 }

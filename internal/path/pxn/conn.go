@@ -83,6 +83,7 @@ func (p *Path) dial(rail string) (*conn, xfer.Reason, error) {
 	c.batched = p.opts.Device.Info().BatchedCopy
 	c.tx = lane.NewSender(claim.Mem, claim.Geometry, p.opts.Epoch)
 	c.flight = make([]*piece, claim.Geometry.Slots)
+	c.queue.slot = claim.Geometry.SlotSize
 	if err := c.open(); err != nil {
 		c.end()
 		return nil, xfer.ImportError, err
@@ -473,19 +474,8 @@ func (c *conn) pack(now time.Duration) bool {
 		c.empty(xfer.BadPieces, err)
 		return false
 	}
-	size := c.cut()
-	for c.queue.n > 0 {
-		it := c.queue.front()
-		n := p.add(it, size)
-		if n == 0 {
-			break
-		}
-		if n < it.Span.Length {
-			it.Owner.Opened(1) // a share for either part
-			it.Fence.Hold()
-		}
-		c.queue.take(n)
-	}
+	c.queue.fill(p, c.cut())
+	p.target, p.rail = p.items[0].Target, p.items[0].rail
 	p.since = now
 	c.head = p
 	return true
@@ -506,6 +496,8 @@ func (c *conn) cut() uint64 {
 func (c *conn) publish(now time.Duration) {
 	p := c.head
 	c.head = nil
+	slot := c.claim.Geometry.Slot(c.tx.Next())
+	p.plan(c.arena + c.claim.Geometry.Offset(c.claim.Lane, slot))
 	err := c.tx.Prepare(p.rail, p.target.Session, p.plans, uint32(p.bytes))
 	if err != nil {
 		p.rung = true // no copy was started
@@ -513,8 +505,6 @@ func (c *conn) publish(now time.Duration) {
 		c.path.freePiece(p)
 		return
 	}
-	slot := c.claim.Geometry.Slot(c.tx.Next())
-	p.place(c.arena + c.claim.Geometry.Offset(c.claim.Lane, slot))
 	p.seq, p.state, p.since = c.tx.Commit(), flying, now
 	c.flight[slot] = p
 	c.bytes += p.bytes

@@ -188,8 +188,9 @@ func (p *Path) readMail() bool {
 
 // Submit takes a share on its way to a rail. It returns [xfer.NoReason] and has
 // opened a share if it took it, else why the share should go direct. A share
-// that was taken may still go direct later.
-func (p *Path) Submit(now time.Duration, name string, it Item) xfer.Reason {
+// that was taken may still go direct later. It may change the item, and does not
+// keep it.
+func (p *Path) Submit(now time.Duration, name string, it *Item) xfer.Reason {
 	if it.Span.Length == 0 || it.Span.Source+it.Span.Length < it.Span.Source || it.Span.Dest+it.Span.Length < it.Span.Dest {
 		return xfer.BadPieces
 	}
@@ -199,13 +200,16 @@ func (p *Path) Submit(now time.Duration, name string, it Item) xfer.Reason {
 	r := p.rail(name)
 	switch {
 	case r.conn != nil:
-		if why := r.conn.refuses(now, it.Target); why != xfer.NoReason {
-			return why
+		c := r.conn
+		if c.quarantined || c.closing > 0 || len(c.avoid) > 0 || !it.Target.Fences { // rarely
+			if why := c.refuses(now, it.Target); why != xfer.NoReason {
+				return why
+			}
 		}
 		it.Owner.Opened(1)
 		it.Fence.Hold()
 		it.rail = r.index
-		r.conn.queue.push(&it)
+		c.queue.push(it)
 	case r.attaching || now >= r.retryAt:
 		if !r.attaching {
 			p.attach(now, r)
@@ -215,7 +219,7 @@ func (p *Path) Submit(now time.Duration, name string, it Item) xfer.Reason {
 		}
 		it.Owner.Opened(1)
 		it.Fence.Hold()
-		r.waiting.push(&it)
+		r.waiting.push(it)
 	default:
 		return r.why
 	}
@@ -253,8 +257,7 @@ func (p *Path) attached(r *rail, c *conn, why xfer.Reason, err error) {
 		r.why = why
 		r.retryAt = r.since + p.opts.Retry
 		for r.waiting.n > 0 {
-			it := *r.waiting.front()
-			r.waiting.take(it.Span.Length)
+			it := r.waiting.pop()
 			p.direct(it, why, "rail", r.name, "err", err)
 		}
 		return
@@ -268,8 +271,7 @@ func (p *Path) attached(r *rail, c *conn, why xfer.Reason, err error) {
 		c.release(p.left)
 	}
 	for r.waiting.n > 0 {
-		it := *r.waiting.front()
-		r.waiting.take(it.Span.Length)
+		it := r.waiting.pop()
 		if why := c.refuses(0, it.Target); why != xfer.NoReason {
 			p.direct(it, why, "rail", r.name)
 			continue
@@ -292,8 +294,7 @@ func (p *Path) Step(now time.Duration) (busy bool) {
 	for _, r := range p.rails {
 		if r.attaching && r.waiting.n > 0 && now-r.since > p.opts.Credit {
 			for r.waiting.n > 0 {
-				it := *r.waiting.front()
-				r.waiting.take(it.Span.Length)
+				it := r.waiting.pop()
 				p.direct(it, xfer.NoCredit, "rail", r.name, "step", "attach")
 			}
 			r.why, busy = xfer.NoPeer, true

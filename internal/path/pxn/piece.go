@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/railhop/railhop/internal/gpu"
-	"github.com/railhop/railhop/internal/shmabi"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -87,8 +86,6 @@ type piece struct {
 	copies []gpu.Copy  // sources joined where they touch
 	plans  []xfer.Span // destinations joined where they touch
 	fences []*Fence    // those that the copies wait for
-	// Ends of the last source and destination.
-	srcEnd, destEnd uint64
 
 	since  time.Duration // packed: when it became the head; flying: when its bytes were seen in the slot
 	rung   bool          // its bytes were seen in the slot
@@ -125,48 +122,34 @@ func (p *piece) reset() {
 	p.since, p.rung, p.reason, p.recorded = 0, false, xfer.NoReason, false
 }
 
-// add takes as much of it as fits a piece of size bytes, and returns how much.
-func (p *piece) add(it *Item, size uint64) uint64 {
-	k := len(p.items)
-	if k == 0 {
-		p.target, p.rail = it.Target, it.rail
-	} else if k == shmabi.MaxSpans || p.target != it.Target || p.rail != it.rail {
-		return 0
+// plan lays the items out in a slot at an address: their sources to be copied and
+// their destinations, joined where they touch, and what the copies wait for.
+func (p *piece) plan(slot uint64) {
+	copies, plans := slices.Grow(p.copies[:0], len(p.items)), slices.Grow(p.plans[:0], len(p.items))
+	var src, dest uint64 // ends of the last
+	for i := range p.items {
+		it := &p.items[i]
+		n := it.Span.Length
+		if k := len(copies); k > 0 && src == it.Span.Source {
+			copies[k-1].Length += n
+		} else {
+			copies = copies[:k+1]
+			c := &copies[k]
+			c.Dst, c.Src, c.Length = slot, it.Span.Source, n
+		}
+		if k := len(plans); k > 0 && dest == it.Span.Dest {
+			plans[k-1].Length += n
+		} else {
+			plans = plans[:k+1]
+			s := &plans[k]
+			s.Source, s.Dest, s.Length = 0, it.Span.Dest, n
+		}
+		if f := it.Fence; f != nil && f.Recorded && (len(p.fences) == 0 || p.fences[len(p.fences)-1] != f) {
+			p.fences = append(p.fences, f)
+		}
+		src, dest, slot = it.Span.Source+n, it.Span.Dest+n, slot+n
 	}
-	n := min(it.Span.Length, size-p.bytes)
-	if n == 0 {
-		return 0
-	}
-	if k == cap(p.items) {
-		p.items = slices.Grow(p.items, max(k, 16))
-	}
-	p.items = p.items[:k+1]
-	part := &p.items[k]
-	*part = *it
-	part.Span.Length = n
-	if f := it.Fence; f != nil && f.Recorded && (len(p.fences) == 0 || p.fences[len(p.fences)-1] != f) {
-		p.fences = append(p.fences, f)
-	}
-	if i := len(p.copies) - 1; i >= 0 && p.srcEnd == it.Span.Source {
-		p.copies[i].Length += n
-	} else {
-		p.copies = append(p.copies, gpu.Copy{Dst: p.bytes, Src: it.Span.Source, Length: n})
-	}
-	if i := len(p.plans) - 1; i >= 0 && p.destEnd == it.Span.Dest {
-		p.plans[i].Length += n
-	} else {
-		p.plans = append(p.plans, xfer.Span{Dest: it.Span.Dest, Length: n})
-	}
-	p.srcEnd, p.destEnd = it.Span.Source+n, it.Span.Dest+n
-	p.bytes += n
-	return n
-}
-
-// place turns the copies' destinations from offsets in the slot into addresses.
-func (p *piece) place(slot uint64) {
-	for i := range p.copies {
-		p.copies[i].Dst += slot
-	}
+	p.copies, p.plans = copies, plans
 }
 
 // completed ends all shares: their bytes are in place.
@@ -195,57 +178,4 @@ func (p *piece) has(o Owner) bool {
 		}
 	}
 	return false
-}
-
-// queue is a ring of items that grows and does not shrink.
-type queue struct {
-	ring  []Item // length is a power of two
-	head  int
-	n     int
-	bytes uint64
-}
-
-func (q *queue) push(it *Item) {
-	if q.n == len(q.ring) {
-		bigger := make([]Item, max(256, 2*len(q.ring)))
-		for i := range q.n {
-			bigger[i] = q.ring[(q.head+i)&(len(q.ring)-1)]
-		}
-		q.ring, q.head = bigger, 0
-	}
-	q.ring[(q.head+q.n)&(len(q.ring)-1)] = *it
-	q.n++
-	q.bytes += it.Span.Length
-}
-
-func (q *queue) front() *Item { return &q.ring[q.head] }
-
-// take removes n bytes of the front item, all of it if that is what it has.
-func (q *queue) take(n uint64) (whole bool) {
-	it := q.front()
-	q.bytes -= n
-	if n < it.Span.Length {
-		it.Span.Source += n
-		it.Span.Dest += n
-		it.Span.Length -= n
-		return false
-	}
-	*it = Item{}
-	q.head = (q.head + 1) & (len(q.ring) - 1)
-	q.n--
-	return true
-}
-
-// remove takes out the items of one owner, and calls f for each.
-func (q *queue) remove(o Owner, f func(Item)) {
-	n := q.n
-	for range n {
-		it := *q.front()
-		q.take(it.Span.Length)
-		if it.Owner == o {
-			f(it)
-		} else {
-			q.push(&it)
-		}
-	}
 }

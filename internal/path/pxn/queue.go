@@ -1,0 +1,192 @@
+package pxn
+
+import (
+	"slices"
+
+	"github.com/railhop/railhop/internal/shmabi"
+)
+
+// queue is items that wait, in loads that can become pieces as they are: of one
+// target and rail, and, unless slot is 0, of no more bytes than a slot has. It
+// grows and does not shrink.
+type queue struct {
+	slot  uint64
+	loads []*load // those before first are gone
+	first int
+	last  *load // that took an item last
+	spare []*load
+	n     int // items
+	bytes uint64
+}
+
+type load struct {
+	target *Target
+	rail   uint32
+	items  []Item
+	from   int // items before it are gone
+	bytes  uint64
+}
+
+// push takes an item, which it may change. One that goes over the end of a slot is cut, with a share for
+// either part.
+func (q *queue) push(it *Item) {
+	for {
+		l := q.last
+		if l == nil || !q.fits(l, it) {
+			l = q.room(it)
+			q.last = l
+		}
+		part := l.grow()
+		n := it.Span.Length
+		if q.slot > 0 {
+			n = min(n, q.slot-l.bytes)
+		}
+		// Field by field: copying what was just put together stalls.
+		part.Span.Source, part.Span.Dest, part.Span.Length = it.Span.Source, it.Span.Dest, n
+		part.Owner, part.Target, part.Fence, part.Wait, part.rail = it.Owner, it.Target, it.Fence, it.Wait, it.rail
+		l.bytes += n
+		q.bytes += n
+		q.n++
+		if n == it.Span.Length {
+			return
+		}
+		it.Owner.Opened(1)
+		it.Fence.Hold()
+		it.Span.Source, it.Span.Dest, it.Span.Length = it.Span.Source+n, it.Span.Dest+n, it.Span.Length-n
+	}
+}
+
+// open is how many loads may be filled at once: tasks to so many targets may take
+// turns without making small pieces.
+const open = 8
+
+// room returns one of the last loads if an item fits it, or a new one.
+func (q *queue) room(it *Item) *load {
+	for k := len(q.loads) - 1; k >= max(q.first, len(q.loads)-open); k-- {
+		if l := q.loads[k]; q.fits(l, it) {
+			return l
+		}
+	}
+	var l *load
+	if k := len(q.spare); k > 0 {
+		l = q.spare[k-1]
+		q.spare = q.spare[:k-1]
+	} else {
+		l = &load{}
+	}
+	l.target, l.rail = it.Target, it.rail
+	q.loads = append(q.loads, l)
+	return l
+}
+
+func (q *queue) fits(l *load, it *Item) bool {
+	return l.target == it.Target && l.rail == it.rail && len(l.items) < shmabi.MaxSpans && (q.slot == 0 || l.bytes < q.slot)
+}
+
+// recycle keeps a load that is not in the queue any more.
+func (q *queue) recycle(l *load) {
+	if q.last == l {
+		q.last = nil
+	}
+	clear(l.items)
+	l.items, l.from, l.bytes, l.target = l.items[:0], 0, 0, nil
+	q.spare = append(q.spare, l)
+}
+
+// grow adds an item and returns it, with whatever was there.
+func (l *load) grow() *Item {
+	k := len(l.items)
+	if k == cap(l.items) {
+		l.items = slices.Grow(l.items, max(k, 16))
+	}
+	l.items = l.items[:k+1]
+	return &l.items[k]
+}
+
+// drop takes the first load out.
+func (q *queue) drop() {
+	l := q.loads[q.first]
+	q.loads[q.first] = nil
+	if q.first++; q.first == len(q.loads) {
+		q.loads, q.first = q.loads[:0], 0
+	} else if q.first >= 64 && 2*q.first >= len(q.loads) {
+		n := copy(q.loads, q.loads[q.first:])
+		clear(q.loads[n:])
+		q.loads, q.first = q.loads[:n], 0
+	}
+	q.recycle(l)
+}
+
+// fill moves items to an empty piece, of size bytes at most: the first load as it
+// is, if it is no longer than that.
+func (q *queue) fill(p *piece, size uint64) {
+	l := q.loads[q.first]
+	if l.from == 0 && l.bytes <= size {
+		p.items, l.items = l.items, p.items
+		p.bytes = l.bytes
+		q.n -= len(p.items)
+		q.bytes -= l.bytes
+		q.drop()
+		return
+	}
+	for l.from < len(l.items) && p.bytes < size {
+		it := &l.items[l.from]
+		n := min(it.Span.Length, size-p.bytes)
+		part := *it
+		part.Span.Length = n
+		p.items = append(p.items, part)
+		p.bytes += n
+		l.bytes -= n
+		q.bytes -= n
+		if n < it.Span.Length {
+			it.Owner.Opened(1)
+			it.Fence.Hold()
+			it.Span.Source, it.Span.Dest, it.Span.Length = it.Span.Source+n, it.Span.Dest+n, it.Span.Length-n
+			return
+		}
+		q.n--
+		l.from++
+	}
+	if l.from == len(l.items) {
+		q.drop()
+	}
+}
+
+// pop takes the first item out.
+func (q *queue) pop() Item {
+	l := q.loads[q.first]
+	it := l.items[l.from]
+	l.from++
+	l.bytes -= it.Span.Length
+	q.bytes -= it.Span.Length
+	q.n--
+	if l.from == len(l.items) {
+		q.drop()
+	}
+	return it
+}
+
+// remove takes out the items of one owner, and calls f for each.
+func (q *queue) remove(o Owner, f func(Item)) {
+	for i := q.first; i < len(q.loads); i++ {
+		l := q.loads[i]
+		keep := l.items[:0]
+		for _, it := range l.items[l.from:] {
+			if it.Owner != o {
+				keep = append(keep, it)
+				continue
+			}
+			l.bytes -= it.Span.Length
+			q.bytes -= it.Span.Length
+			q.n--
+			f(it)
+		}
+		clear(l.items[len(keep):])
+		l.items, l.from = keep, 0
+		if len(keep) == 0 {
+			q.loads = slices.Delete(q.loads, i, i+1)
+			q.recycle(l)
+			i--
+		}
+	}
+}
