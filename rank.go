@@ -64,6 +64,8 @@ type rank struct {
 
 	fenceMu sync.Mutex
 	fences  []*pxn.Fence // free ones
+	// fenceless: the rank is closed, and nobody takes a fence any more
+	fenceless bool
 }
 
 const lanesArena = shmabi.Lanes * shmabi.Slots
@@ -362,8 +364,12 @@ func (r *rank) newFence(stream uint64) (*pxn.Fence, error) {
 
 func (r *rank) freeFence(f *pxn.Fence) {
 	r.fenceMu.Lock()
+	defer r.fenceMu.Unlock()
+	if r.fenceless {
+		f.Event.Close()
+		return
+	}
 	r.fences = append(r.fences, f)
-	r.fenceMu.Unlock()
 }
 
 // lose switches PXN off for the process: the GPU is lost.
@@ -429,9 +435,13 @@ func (r *rank) free() error {
 			err = errors.Join(err, free)
 		}
 	}
+	r.fenceMu.Lock()
+	r.fenceless = true
 	for _, f := range r.fences {
 		err = errors.Join(err, f.Event.Close())
 	}
+	r.fences = nil
+	r.fenceMu.Unlock()
 	if r.gpu != nil {
 		err = errors.Join(err, r.gpu.Close())
 	}

@@ -40,22 +40,30 @@ func (e *Engine) submit(b *ledger.Batch, reqs []Request, stream uint64, given bo
 	if err := e.fenceSource(&s, stream, given); err != nil {
 		return err
 	}
-	e.intakeMu.Lock()
-	if e.closed {
-		e.intakeMu.Unlock()
-		return ErrClosed
-	}
-	tasks, err := b.Add(reqs)
-	if err == nil {
-		s.tasks = tasks
-		e.intake = append(e.intake, s)
-		e.hasMail.Store(true)
-	}
-	e.intakeMu.Unlock()
-	if err != nil {
+	if err := e.handIn(b, reqs, &s); err != nil {
+		if s.fence != nil {
+			e.rank.Load().freeFence(s.fence)
+		}
 		return err
 	}
 	e.host.loop.Wake()
+	return nil
+}
+
+// handIn leaves a submission for the pump.
+func (e *Engine) handIn(b *ledger.Batch, reqs []Request, s *submission) error {
+	e.intakeMu.Lock()
+	defer e.intakeMu.Unlock()
+	if e.closed {
+		return ErrClosed
+	}
+	tasks, err := b.Add(reqs)
+	if err != nil {
+		return err
+	}
+	s.tasks = tasks
+	e.intake = append(e.intake, *s)
+	e.hasMail.Store(true)
 	return nil
 }
 
@@ -110,14 +118,17 @@ func (e *Engine) Step(now time.Duration) (busy bool) {
 	if len(e.fenced) > 0 && e.stepFenced() {
 		busy = true
 	}
-	if e.direct.Step(now) {
-		busy = true
+	if e.tcp != nil {
+		return e.tcp.Step(now) || busy
 	}
-	return busy
+	return e.direct.Step(now) || busy
 }
 
 // Arm implements [pump.Stepper].
 func (e *Engine) Arm(now time.Duration) time.Duration {
+	if e.tcp != nil {
+		return e.tcp.Arm(now)
+	}
 	limit := e.direct.Arm(now)
 	if len(e.fenced) > 0 && (limit == 0 || limit > time.Millisecond) {
 		limit = time.Millisecond
@@ -167,6 +178,10 @@ func (e *Engine) route(now time.Duration, t *ledger.Task, s *submission) {
 	t.Opened(1)
 	e.host.tally.Submitted(t.Req.Length)
 	to := e.target(t.Req.Target)
+	if e.tcp != nil {
+		t.Closed(0, e.goTCP(t, to))
+		return
+	}
 	if s.why == xfer.NoReason && to.outdated(now, t) {
 		s.fence.Hold()
 		to.waiting = append(to.waiting, waiting{t, s.fence, s.wait})
