@@ -83,7 +83,7 @@ func (p *Path) dial(rail string) (*conn, xfer.Reason, error) {
 	c.batched = p.opts.Device.Info().BatchedCopy
 	c.tx = lane.NewSender(claim.Mem, claim.Geometry, p.opts.Epoch)
 	c.flight = make([]*piece, claim.Geometry.Slots)
-	c.queue.slot = claim.Geometry.SlotSize
+	c.queue.pool, c.queue.slot = &p.items, claim.Geometry.SlotSize
 	if err := c.open(); err != nil {
 		c.end()
 		return nil, xfer.ImportError, err

@@ -121,6 +121,7 @@ type Path struct {
 	rails []*rail // in the order of their first use
 	conns []*conn // all, also those that only wait to be closed
 	free  []*piece
+	items pool
 	left  xfer.Reason // why all lanes were given back
 
 	ctx    context.Context
@@ -232,7 +233,7 @@ func (p *Path) rail(name string) *rail {
 			return r
 		}
 	}
-	r := &rail{name: name}
+	r := &rail{name: name, waiting: queue{pool: &p.items}}
 	p.rails = append(p.rails, r)
 	return r
 }
@@ -416,6 +417,7 @@ func (p *Path) newPiece() (*piece, error) {
 }
 
 func (p *Path) freePiece(pc *piece) {
+	p.items.put(pc.items)
 	pc.reset()
 	p.free = append(p.free, pc)
 }

@@ -111,10 +111,9 @@ type stop struct {
 }
 
 func (p *piece) reset() {
-	clear(p.items)
 	clear(p.fences)
 	p.fences = p.fences[:0]
-	p.items, p.copies, p.plans = p.items[:0], p.copies[:0], p.plans[:0]
+	p.items, p.copies, p.plans = nil, p.copies[:0], p.plans[:0]
 	clear(p.held)
 	clear(p.stops)
 	p.held, p.stops = p.held[:0], p.stops[:0]

@@ -10,6 +10,7 @@ import (
 // target and rail, and, unless slot is 0, of no more bytes than a slot has. It
 // grows and does not shrink.
 type queue struct {
+	pool  *pool
 	slot  uint64
 	loads []*load // those before first are gone
 	first int
@@ -17,6 +18,26 @@ type queue struct {
 	spare []*load
 	n     int // items
 	bytes uint64
+}
+
+// pool keeps the arrays of items that loads and pieces hand on to each other. The
+// last one that came back is taken first: it is still in the cache.
+type pool struct{ free [][]Item }
+
+func (p *pool) get() []Item {
+	if k := len(p.free); k > 0 {
+		items := p.free[k-1]
+		p.free = p.free[:k-1]
+		return items
+	}
+	return nil
+}
+
+func (p *pool) put(items []Item) {
+	if cap(items) > 0 {
+		clear(items)
+		p.free = append(p.free, items[:0])
+	}
 }
 
 type load struct {
@@ -74,7 +95,7 @@ func (q *queue) room(it *Item) *load {
 	} else {
 		l = &load{}
 	}
-	l.target, l.rail = it.Target, it.rail
+	l.target, l.rail, l.items = it.Target, it.rail, q.pool.get()
 	q.loads = append(q.loads, l)
 	return l
 }
@@ -88,8 +109,8 @@ func (q *queue) recycle(l *load) {
 	if q.last == l {
 		q.last = nil
 	}
-	clear(l.items)
-	l.items, l.from, l.bytes, l.target = l.items[:0], 0, 0, nil
+	q.pool.put(l.items)
+	l.items, l.from, l.bytes, l.target = nil, 0, 0, nil
 	q.spare = append(q.spare, l)
 }
 
@@ -122,13 +143,14 @@ func (q *queue) drop() {
 func (q *queue) fill(p *piece, size uint64) {
 	l := q.loads[q.first]
 	if l.from == 0 && l.bytes <= size {
-		p.items, l.items = l.items, p.items
+		p.items, l.items = l.items, nil
 		p.bytes = l.bytes
 		q.n -= len(p.items)
 		q.bytes -= l.bytes
 		q.drop()
 		return
 	}
+	p.items = q.pool.get()
 	for l.from < len(l.items) && p.bytes < size {
 		it := &l.items[l.from]
 		n := min(it.Span.Length, size-p.bytes)
