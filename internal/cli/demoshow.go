@@ -41,8 +41,10 @@ func (d *demo) draw() {
 	} else {
 		fmt.Fprintf(w, "  Each NIC sends %s/s at most, and %s/s across rails.\n", formatSize(r.link), formatSize(r.cross))
 	}
-	fmt.Fprintf(w, "  Slots are small here: MC_PXN_SLOT_SIZE=%s, so that the arena that each rank lends has %s instead of 1008MiB.\n\n",
+	fmt.Fprintf(w, "  Slots are small here: MC_PXN_SLOT_SIZE=%s, so that the arena that each rank lends has %s instead of 1008MiB.\n",
 		formatSize(d.opts.slot), formatSize(126*d.opts.slot))
+	fmt.Fprintln(w, "  A relay is given 10 s in place of 1 s before a piece goes another way (MC_PXN_CREDIT_TIMEOUT_MS): all share these cores.")
+	fmt.Fprintln(w)
 }
 
 func (d *demo) watchIdle(ctx context.Context) error {

@@ -110,6 +110,7 @@ func (r *replay) introduce() {
 	if r.opts.relay {
 		fmt.Fprintf(w, "Slots are small here: MC_PXN_SLOT_SIZE=%s, so that the arena that each rank lends has %s instead of 1008MiB.\n",
 			formatSize(r.opts.slot), formatSize(126*r.opts.slot))
+		fmt.Fprintln(w, "A relay is given 10 s in place of 1 s before a piece goes another way (MC_PXN_CREDIT_TIMEOUT_MS): all share these cores.")
 	}
 	if reqs := r.work.Requests; r.opts.speed > 0 && r.plan.Requests() > 0 {
 		span := time.Duration(float64(reqs[r.plan.Requests()-1].At()-reqs[0].At()) / r.opts.speed)
