@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/railhop/railhop/internal/ledger"
+	"github.com/railhop/railhop/internal/path/tcp"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -69,7 +70,7 @@ func (b *Batch) Wait(ctx context.Context) error {
 			return b.engine.giveUp(b.ledger, context.Cause(ctx))
 		}
 	}
-	return b.ledger.Err()
+	return outcome(b.ledger)
 }
 
 // Reset makes the batch empty, to be used again. It fails with [ErrBatchBusy] if
@@ -146,7 +147,29 @@ func (e *Engine) giveUp(b *ledger.Batch, cause error) error {
 			return err
 		}
 	}
-	return b.Err()
+	return outcome(b)
+}
+
+// outcome is the first error of a batch that is answered, or else what of it may
+// still land.
+func outcome(b *ledger.Batch) error {
+	err := b.Err()
+	if err == nil {
+		return nil
+	}
+	late := &MayLandError{Cause: err}
+	for i := range b.Len() {
+		if u, ok := errors.AsType[*tcp.UnprovenError](b.At(i).Err()); ok {
+			if late.Ranges == nil {
+				late.Cause = u.Cause
+			}
+			late.Ranges = append(late.Ranges, Range{Segment: u.Segment, Addr: u.Addr, Length: u.Length})
+		}
+	}
+	if late.Ranges != nil {
+		return late
+	}
+	return err
 }
 
 // abortOnPump stops the open tasks of a batch.
@@ -163,7 +186,11 @@ func (e *Engine) abortOnPump(b *ledger.Batch, cause error) {
 		if r != nil {
 			r.path.Abort(e.host.loop.Now(), t, cause)
 		}
-		e.direct.Abort(t, cause)
+		if e.tcp != nil {
+			e.tcp.Abort(t, cause)
+		} else {
+			e.direct.Abort(t, cause)
+		}
 	}
 }
 

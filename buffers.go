@@ -3,6 +3,7 @@ package railhop
 import (
 	"fmt"
 
+	"github.com/railhop/railhop/internal/wire"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -17,7 +18,7 @@ func (e *Engine) Buffers(target SegmentID) ([]Region, error) {
 	d := r.Desc()
 	var all []Region
 	for i := range d.Buffers {
-		if b := &d.Buffers[i]; len(b.RKey) > 0 {
+		if b := &d.Buffers[i]; len(b.RKey) > 0 || d.Protocol == wire.ProtocolTCP {
 			all = append(all, Region{Addr: b.Addr, Length: b.Length, Location: b.Name})
 		}
 	}

@@ -28,6 +28,10 @@ type Config struct {
 	Host string
 	// SingleNode allows names that no other node can dial, such as localhost.
 	SingleNode bool
+	// Protocol is "rdma", "tcp", or "" for RDMA where there is a NIC, else TCP. RDMA
+	// without a NIC runs on TCP, with a warning, and so does any other word. MC_FORCE_TCP
+	// comes before it, and MC_FORCE_HCA makes RDMA without a NIC fail.
+	Protocol string
 	// Devices are the NICs that may be used, by name. Empty means all.
 	Devices []string
 	// Settings is what the MC_* and RAILHOP_* variables say, as described in

@@ -32,6 +32,7 @@ import (
 	"github.com/railhop/railhop/internal/ledger"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/path/rdma"
+	"github.com/railhop/railhop/internal/path/tcp"
 	"github.com/railhop/railhop/internal/plan"
 	"github.com/railhop/railhop/internal/segment"
 	"github.com/railhop/railhop/internal/wire"
@@ -55,8 +56,10 @@ type Engine struct {
 	dialer   remoteDialer
 	local    *segment.Local
 	cache    *segment.Cache
-	direct   *rdma.Path
+	direct   *rdma.Path // nil on TCP
 	acceptor *endpoint.Acceptor
+	tcp      *tcp.Path   // nil on RDMA
+	data     *tcp.Server // likewise
 
 	rank atomic.Pointer[rank] // nil while PXN is off
 	off  atomic.Uint32        // the [Reason] why it is
@@ -109,26 +112,28 @@ func Open(cfg Config) (_ *Engine, err error) {
 	if e.host, err = joinHost(cfg); err != nil {
 		return nil, err
 	}
-	if e.devices, err = e.host.open(cfg.Devices); err != nil {
-		return nil, err
-	}
+	e.host.transport.report(e.log)
 	if err = e.listen(); err != nil {
 		return nil, err
 	}
-	if err = e.connect(); err != nil {
+	answers := handshake.Handlers{Notify: e.notified}
+	if e.host.transport.tcp {
+		err = e.connectTCP()
+	} else if e.devices, err = e.host.open(cfg.Devices); err == nil {
+		if err = e.connect(); err == nil {
+			answers.Connect, answers.Fence = e.acceptor.Accept, e.fenceAsked
+		}
+	}
+	if err != nil {
 		return nil, err
 	}
-	e.server.Handle(handshake.Handlers{
-		Connect:  e.acceptor.Accept,
-		Describe: e.local.Encoded,
-		Notify:   e.notified,
-		Fence:    e.fenceAsked,
-	})
+	answers.Describe = e.local.Encoded
+	e.server.Handle(answers)
 	if err = e.host.loop.Add(e); err != nil {
 		return nil, err
 	}
 	e.startPXN()
-	e.log.Info("engine started", "segment", e.name, "nics", e.nicNames(), "provider", e.host.nics.Name(), "pxn", e.rank.Load() != nil)
+	e.log.Info("engine started", "segment", e.name, "transport", e.host.transport.name(), "why", e.host.transport.why, "nics", e.nicNames(), "pxn", e.rank.Load() != nil)
 	return e, nil
 }
 
@@ -264,6 +269,8 @@ func (e *Engine) startPXN() {
 	switch {
 	case !p.Enable && p.Off == "":
 		e.stayOff(xfer.PXNOff)
+	case e.tcp != nil:
+		e.stayOff(xfer.NoLocalRail, "cause", "the engine runs on TCP")
 	case p.Off != "":
 		e.stayOff(xfer.PXNBadConfig, "cause", p.Off)
 	case e.host.gpus == nil:
@@ -375,7 +382,7 @@ func (e *Engine) Close() error {
 		return nil
 	}
 	var err error
-	if e.direct != nil {
+	if e.direct != nil || e.tcp != nil {
 		e.abortAll(ErrClosed)
 	}
 	if r := e.rank.Load(); r != nil {
@@ -390,6 +397,9 @@ func (e *Engine) Close() error {
 	e.wg.Wait()
 	if e.direct != nil {
 		err = errors.Join(err, e.direct.Close())
+	}
+	if e.data != nil {
+		err = errors.Join(err, e.closeTCP())
 	}
 	if e.local != nil {
 		err = errors.Join(err, e.unregisterAll())

@@ -13,6 +13,7 @@ import (
 	"github.com/railhop/railhop/internal/gpu/softgpu"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/nic/softnic"
+	"github.com/railhop/railhop/internal/path/tcp"
 	"github.com/railhop/railhop/internal/pump"
 	"github.com/railhop/railhop/internal/tally"
 	"github.com/railhop/railhop/internal/xfer"
@@ -27,6 +28,9 @@ type host struct {
 
 	nics nic.Provider
 	gpus gpu.Provider
+
+	transport transport
+	poller    *tcp.Poller // where the pump parks if that is TCP
 
 	loop    *pump.Loop
 	stop    context.CancelFunc
@@ -53,6 +57,8 @@ type hostKey struct {
 	soft, verbs, cuda, auto bool
 	softNICs, softGPUs      string
 	group, registry         string
+	protocol                string
+	forceTCP, forceHCA      bool
 	nics                    nic.Provider
 	gpus                    gpu.Provider
 }
@@ -71,6 +77,7 @@ func joinHost(cfg Config) (*host, error) {
 		soft: p.Soft, verbs: p.Verbs, cuda: p.CUDA, auto: p.Auto,
 		softNICs: p.SoftNICs, softGPUs: p.SoftGPUs,
 		group: cfg.Settings.PXN.GroupID, registry: cfg.Registry,
+		protocol: cfg.Protocol, forceTCP: cfg.Settings.Transport.ForceTCP, forceHCA: cfg.Settings.Transport.ForceHCA,
 		nics: cfg.NICs, gpus: cfg.GPUs,
 	}
 	hosts.mu.Lock()
@@ -83,8 +90,19 @@ func joinHost(cfg Config) (*host, error) {
 	if err := h.findProviders(cfg); err != nil {
 		return nil, err
 	}
+	po := pump.Options{SpinFor: cfg.Hooks.spin()}
+	var err error
+	if h.transport, err = h.choose(cfg); err != nil {
+		return nil, err
+	}
+	if h.transport.tcp {
+		if h.poller, err = tcp.NewPoller(); err != nil {
+			return nil, err
+		}
+		po.Park, po.Unpark = h.poller.Park, h.poller.Unpark
+	}
 	h.tally = tally.New(cfg.Logger)
-	h.loop = pump.New(pump.Options{SpinFor: cfg.Hooks.spin()})
+	h.loop = pump.New(po)
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop = stop
 	go func() {
@@ -104,10 +122,7 @@ var ErrNoProvider = errors.New("railhop: no such hardware")
 func (h *host) findProviders(cfg Config) error {
 	p := cfg.Settings.Providers
 	var err error
-	if h.nics == nil {
-		if !p.Soft {
-			return fmt.Errorf("%w: no RDMA device can be used on this host; RAILHOP_PROVIDERS=soft plays one in software", ErrNoProvider)
-		}
+	if h.nics == nil && p.Soft && p.SoftNICs != "" {
 		configs, err := softnic.ParseDevices(p.SoftNICs)
 		if err != nil {
 			return fmt.Errorf("railhop: RAILHOP_SOFT_NICS: %w", err)
@@ -165,6 +180,9 @@ func (h *host) leave(wait time.Duration) error {
 	err := h.endRank(wait)
 	h.stop()
 	<-h.stopped
+	if h.poller != nil {
+		err = errors.Join(err, h.poller.Close())
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for name, d := range h.devices {

@@ -100,7 +100,7 @@ func (e *Engine) classify(r Region) (*segment.Buffer, error) {
 			b.Location = location(g.Index)
 		}
 	}
-	if e.cfg.Settings.PXN.On() && e.rank.Load() == nil {
+	if e.tcp == nil && e.cfg.Settings.PXN.On() && e.rank.Load() == nil {
 		e.joinRank(b.Memory.BusID)
 	}
 	return b, nil
@@ -122,6 +122,9 @@ func (e *Engine) hostLocation() string {
 
 // pin registers a buffer's chunks with every NIC.
 func (e *Engine) pin(b *segment.Buffer) error {
+	if e.tcp != nil {
+		return e.pinTCP(b)
+	}
 	access := nic.LocalWrite
 	if b.RemoteAccess {
 		access |= nic.RemoteRead | nic.RemoteWrite
@@ -151,6 +154,9 @@ func (e *Engine) pin(b *segment.Buffer) error {
 
 func unpin(b *segment.Buffer) error {
 	var err error
+	if dev, ok := b.Owner.(gpu.Device); ok {
+		err = dev.Close()
+	}
 	mrs, _ := b.Owner.([]nic.MR)
 	for _, mr := range mrs {
 		err = errors.Join(err, mr.Close())
@@ -176,6 +182,9 @@ func (e *Engine) UnregisterBatch(addrs []uint64) error {
 			e.local.Publish(b)
 			err = errors.Join(err, fmt.Errorf("railhop: unregister %#x: transfers still use it: %w", b.Addr, xfer.ErrBatchBusy))
 			continue
+		}
+		if e.data != nil {
+			e.data.Revoke(b.Addr, b.Length)
 		}
 		err = errors.Join(err, unpin(b))
 		free = append(free, b)

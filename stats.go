@@ -3,6 +3,7 @@ package railhop
 import (
 	"github.com/railhop/railhop/internal/path/pxn"
 	"github.com/railhop/railhop/internal/path/rdma"
+	"github.com/railhop/railhop/internal/path/tcp"
 	"github.com/railhop/railhop/internal/tally"
 	"github.com/railhop/railhop/internal/wire"
 	"github.com/railhop/railhop/internal/xfer"
@@ -29,9 +30,12 @@ type Stats struct {
 	// Served is the bytes sent for each of our lanes, for other ranks.
 	Served []uint64
 	// Lanes are those that we hold in other ranks.
-	Lanes   []pxn.Status
-	Direct  rdma.Stats
-	MayLand []Range
+	Lanes  []pxn.Status
+	Direct rdma.Stats
+	// TCP and TCPServed are what an engine on TCP has asked of others, and done for them.
+	TCP       tcp.Stats
+	TCPServed tcp.ServerStats
+	MayLand   []Range
 	// Parks is how often the pump has returned from its park.
 	Parks uint64
 }
@@ -41,7 +45,12 @@ func (e *Engine) Stats() Stats {
 	t := e.host.tally.Snapshot()
 	s := Stats{
 		Segment: e.name, Relayed: t.Relayed, Submitted: t.Submitted, Failed: t.Failed, Reasons: t.Reasons,
-		Fallbacks: make(map[Reason]Flow), Direct: e.direct.Stats(), MayLand: e.MayLand(), Parks: e.host.loop.Parks(),
+		Fallbacks: make(map[Reason]Flow), MayLand: e.MayLand(), Parks: e.host.loop.Parks(),
+	}
+	if e.tcp != nil {
+		s.TCP, s.TCPServed = e.tcp.Stats(), e.data.Stats()
+	} else {
+		s.Direct = e.direct.Stats()
 	}
 	for r, f := range t.Reasons {
 		if r.Class() == xfer.Degraded {

@@ -129,6 +129,22 @@ func (d *Desc) Covers(addr, length uint64) error {
 	return nil
 }
 
+// Holds returns nil if one buffer holds the whole range. It fails with a
+// [*NotCoveredError].
+func (d *Desc) Holds(addr, length uint64) error {
+	if addr+length < addr {
+		return badRange(addr, length)
+	}
+	i := d.find(addr, length)
+	if i < 0 {
+		return d.notCovered(addr, length, addr)
+	}
+	if end := d.end(i); length > end-addr {
+		return d.notCovered(addr, length, end)
+	}
+	return nil
+}
+
 func (d *Desc) notCovered(addr, length, missing uint64) error {
 	above := sort.Search(len(d.starts), func(i int) bool { return d.starts[i] > missing })
 	at := func(i int) Range {
@@ -158,7 +174,7 @@ func (d *Desc) same(o *Desc) bool {
 	a, b := *d.SegmentDesc, *o.SegmentDesc
 	return a.Name == b.Name && a.Protocol == b.Protocol && a.TCPDataPort == b.TCPDataPort &&
 		a.TCPProtoVersion == b.TCPProtoVersion && a.RDMAServerName == b.RDMAServerName &&
-		a.FenceVersion == b.FenceVersion && a.MatrixProblem == b.MatrixProblem &&
+		a.FenceVersion == b.FenceVersion && a.TCPProves == b.TCPProves && a.TCPDataHost == b.TCPDataHost && a.MatrixProblem == b.MatrixProblem &&
 		slices.Equal(a.Devices, b.Devices) &&
 		slices.EqualFunc(a.Buffers, b.Buffers, sameBuffer) &&
 		sameMatrix(a.PriorityMatrix, b.PriorityMatrix)

@@ -56,6 +56,7 @@ type LocalOptions struct {
 	TCPDataPort     int
 	TCPProtoVersion int
 	FenceVersion    int
+	TCPProves       int
 	// Devices are this process's NICs. A device's index here is its number
 	// wherever this package speaks of a local device; in the descriptor it may
 	// have another place.

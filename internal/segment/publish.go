@@ -92,6 +92,7 @@ func (l *Local) describeDevices() *wire.SegmentDesc {
 		Timestamp:       l.opts.Now().Format("2006-01-02 15:04:05.000000"),
 		RDMAServerName:  l.opts.RDMAServerName,
 		FenceVersion:    l.opts.FenceVersion,
+		TCPProves:       l.opts.TCPProves,
 	}
 	if d.Protocol != wire.ProtocolTCP {
 		d.PriorityMatrix = l.activeMatrix()
@@ -103,12 +104,16 @@ func (l *Local) describeDevices() *wire.SegmentDesc {
 }
 
 // describeBuffer returns b's entries in the descriptor: one a chunk, or one for TCP,
-// or none for address 0, since readers refuse the whole descriptor for it.
+// or none if that is local only. There is none for address 0, since readers refuse the
+// whole descriptor for it.
 func (l *Local) describeBuffer(b *Buffer) []wire.Buffer {
 	if b.Addr == 0 {
 		return nil
 	}
 	if l.opts.Protocol == wire.ProtocolTCP {
+		if !b.RemoteAccess {
+			return nil
+		}
 		return []wire.Buffer{{Name: l.opts.Name, Addr: b.Addr, Length: b.Length}}
 	}
 	name := b.Location

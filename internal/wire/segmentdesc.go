@@ -50,14 +50,29 @@ func AppendSegmentDesc(dst []byte, d *SegmentDesc) []byte {
 	}
 	dst = append(dst, `,"protocol":`...)
 	dst = appendString(dst, d.Protocol)
-	if d.FenceVersion != 0 {
-		dst = append(dst, `,"railhop":{"fence":`...)
-		dst = strconv.AppendInt(dst, int64(d.FenceVersion), 10)
+	if d.FenceVersion != 0 || d.TCPProves != 0 {
+		dst = append(dst, `,"railhop":{`...)
+		comma := ""
+		for _, v := range [...]struct {
+			name  string
+			value int
+		}{{"fence", d.FenceVersion}, {"tcp", d.TCPProves}} {
+			if v.value != 0 {
+				dst = append(append(dst, comma...), '"')
+				dst = append(append(dst, v.name...), `":`...)
+				dst = strconv.AppendInt(dst, int64(v.value), 10)
+				comma = ","
+			}
+		}
 		dst = append(dst, '}')
 	}
 	if d.RDMAServerName != "" {
 		dst = append(dst, `,"rdma_server_name":`...)
 		dst = appendString(dst, d.RDMAServerName)
+	}
+	if d.TCPDataHost != "" {
+		dst = append(dst, `,"tcp_data_host":`...)
+		dst = appendString(dst, d.TCPDataHost)
 	}
 	dst = append(dst, `,"tcp_data_port":`...)
 	dst = strconv.AppendInt(dst, int64(d.TCPDataPort), 10)
@@ -139,6 +154,8 @@ func DecodeSegmentDesc(b []byte) (*SegmentDesc, error) {
 			d.Name, err = r.text()
 		case name == "protocol":
 			d.Protocol, err = r.text()
+		case name == "tcp_data_host":
+			d.TCPDataHost, err = r.text()
 		case name == "tcp_data_port":
 			n, err = r.unsigned(math.MaxUint16)
 			d.TCPDataPort = int(n)
@@ -150,7 +167,7 @@ func DecodeSegmentDesc(b []byte) (*SegmentDesc, error) {
 		case name == "rdma_server_name":
 			d.RDMAServerName, err = r.text()
 		case name == "railhop":
-			d.FenceVersion, err = r.fenceVersion()
+			d.FenceVersion, d.TCPProves, err = r.ours()
 		case name == "buffers":
 			d.Buffers, err = r.buffers(rdma)
 		case name == "devices" && rdma:
@@ -191,22 +208,23 @@ func (r *reader) protocol() (string, error) {
 	return protocol, err
 }
 
-// fenceVersion reads {"fence": n}. A shape that is not ours offers no fence.
-func (r *reader) fenceVersion() (version int, err error) {
+// ours reads {"fence": n, "tcp": n}. A shape that is not ours offers nothing.
+func (r *reader) ours() (fence, tcp int, err error) {
 	if r.peek() != '{' {
-		return 0, r.skip()
+		return 0, 0, r.skip()
 	}
 	err = r.object(func(name string) error {
-		if c := r.peek(); name != "fence" || c < '0' || c > '9' {
+		at := map[string]*int{"fence": &fence, "tcp": &tcp}[name]
+		if c := r.peek(); at == nil || c < '0' || c > '9' {
 			return r.skip()
 		}
 		raw, err := r.number()
 		if v, ok := integer(raw); ok && v <= math.MaxInt32 {
-			version = int(v)
+			*at = int(v)
 		}
 		return err
 	})
-	return version, err
+	return fence, tcp, err
 }
 
 func (r *reader) buffers(rdma bool) ([]Buffer, error) {

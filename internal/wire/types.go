@@ -70,10 +70,13 @@ type SegmentDesc struct {
 	Protocol        string // "rdma" or "tcp"
 	TCPDataPort     int
 	TCPProtoVersion int // missing means 1
-	Timestamp       string
-	RDMAServerName  string // "" if not set
-	Devices         []Device
-	Buffers         []Buffer
+	// TCPDataHost is where TCPDataPort is served; "" means where the handshake is.
+	// Mooncake 0.3.13 sends it.
+	TCPDataHost    string
+	Timestamp      string
+	RDMAServerName string // "" if not set
+	Devices        []Device
+	Buffers        []Buffer
 	// PriorityMatrix maps a location to its preferred and its other devices.
 	PriorityMatrix map[string][2][]string
 	// MatrixProblem says why a decoded descriptor has no matrix; "" if it has one.
@@ -82,6 +85,9 @@ type SegmentDesc struct {
 	// FenceVersion is 1 if the process offers the fence, else 0: member
 	// "railhop": {"fence": 1}.
 	FenceVersion int
+	// TCPProves is 1 if a connection that the process has closed proves that nothing
+	// of what it was sent can land any more, else 0: member "railhop": {"tcp": 1}.
+	TCPProves int
 }
 
 // ServerName is the first part of the segment's NIC paths.

@@ -136,10 +136,11 @@ func newRig(tb testing.TB, opts Options) *rig {
 // serve starts a server for memory, and returns a target that reaches it.
 func serve(tb testing.TB, m *registered) (*Server, *target) {
 	tb.Helper()
-	s, err := Listen(ServerOptions{Memory: m})
+	s, err := Listen(ServerOptions{})
 	if err != nil {
 		tb.Fatal(err)
 	}
+	s.Serve(m)
 	tb.Cleanup(func() { s.Close() })
 	return s, &target{route: Route{Host: "127.0.0.1", Port: s.Port(), Version: 2, Proves: true}, known: m}
 }

@@ -22,9 +22,8 @@ type Memory interface {
 	Find(addr, length uint64) (dev gpu.Device, ok bool)
 }
 
-// ServerOptions configures a [Server]. Memory is needed.
+// ServerOptions configures a [Server].
 type ServerOptions struct {
-	Memory Memory
 	// PortMin and PortMax bound the port, which is drawn at random; 0 means any.
 	PortMin, PortMax int
 	Log              *slog.Logger // nil discards
@@ -33,10 +32,11 @@ type ServerOptions struct {
 // Server answers peers' requests. There is no time limit on an idle connection:
 // Mooncake's pool notices a closed one only by failing the next transfer.
 type Server struct {
-	opts ServerOptions
-	ln   *net.TCPListener
-	wg   sync.WaitGroup
-	big  sync.Pool // stages of sessions with much to do
+	opts   ServerOptions
+	memory Memory
+	ln     *net.TCPListener
+	wg     sync.WaitGroup
+	big    sync.Pool // stages of sessions with much to do
 
 	mu       sync.Mutex
 	sessions map[*session]struct{} // nil once closed
@@ -58,12 +58,9 @@ type ServerStats struct {
 	Stale                 uint64 // connections whose peer had gone before its write was copied into place
 }
 
-// Listen starts a server on a random free port of the range, for IPv6 and IPv4 where
-// there is IPv6.
+// Listen takes a random free port of the range, for IPv6 and IPv4 where there is IPv6.
+// Peers are answered once Serve is called.
 func Listen(opts ServerOptions) (*Server, error) {
-	if opts.Memory == nil {
-		return nil, errors.New("tcp: server: the memory is needed")
-	}
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
@@ -73,8 +70,13 @@ func Listen(opts ServerOptions) (*Server, error) {
 	}
 	s := &Server{opts: opts, ln: ln, sessions: make(map[*session]struct{})}
 	s.big.New = func() any { return new([bigStage]byte) }
-	s.wg.Go(s.accept)
 	return s, nil
+}
+
+// Serve begins to answer. It does not block, and is called once.
+func (s *Server) Serve(m Memory) {
+	s.memory = m
+	s.wg.Go(s.accept)
 }
 
 // maxDraws is how many ports are tried, Mooncake's number.

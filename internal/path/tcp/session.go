@@ -169,7 +169,7 @@ func (x *session) find(h header) (gpu.Device, bool) {
 	if h.size == 0 || h.addr+h.size < h.addr {
 		return nil, false
 	}
-	return x.server.opts.Memory.Find(h.addr, h.size)
+	return x.server.memory.Find(h.addr, h.size)
 }
 
 // refuse says no, and ends the connection. What the peer has sent meanwhile is taken

@@ -1,0 +1,72 @@
+package railhop
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/railhop/railhop/internal/wire"
+)
+
+// transport is what an engine runs on, and why.
+type transport struct {
+	tcp  bool
+	why  string
+	warn string // what was asked for and is not to be had, or not used
+}
+
+func (t transport) name() string {
+	if t.tcp {
+		return wire.ProtocolTCP
+	}
+	return wire.ProtocolRDMA
+}
+
+func (t transport) report(log *slog.Logger) {
+	if t.warn != "" {
+		log.Warn(t.warn, "transport", t.name(), "why", t.why)
+	}
+}
+
+// choose decides by what was asked for and what is there.
+func (h *host) choose(cfg Config) (transport, error) {
+	var names []string
+	if h.nics != nil {
+		var err error
+		if names, err = h.nics.Devices(); err != nil {
+			return transport{}, fmt.Errorf("railhop: list NICs: %w", err)
+		}
+	}
+	return chooseTransport(cfg.Protocol, cfg.Settings.Transport.ForceTCP, cfg.Settings.Transport.ForceHCA, names)
+}
+
+func chooseTransport(protocol string, forceTCP, forceHCA bool, nics []string) (transport, error) {
+	there := "there are NICs: " + strings.Join(nics, ", ")
+	if len(nics) == 0 {
+		there = "no RDMA device can be used on this host; RAILHOP_PROVIDERS=soft plays one in software"
+	}
+	none := len(nics) == 0
+	switch {
+	case forceTCP:
+		return transport{tcp: true, why: "MC_FORCE_TCP is set"}, nil
+	case none && forceHCA:
+		return transport{}, fmt.Errorf("%w: MC_FORCE_HCA is set, and %s", ErrNoProvider, there)
+	case protocol == wire.ProtocolTCP:
+		t := transport{tcp: true, why: "protocol tcp was asked for"}
+		if !none {
+			t.warn = "NICs are there and not used: for them ask for protocol rdma"
+		}
+		return t, nil
+	case protocol == wire.ProtocolRDMA && none:
+		return transport{tcp: true, why: there, warn: "protocol rdma was asked for and cannot be had"}, nil
+	case protocol == wire.ProtocolRDMA:
+		return transport{why: "protocol rdma was asked for"}, nil
+	case protocol != "":
+		t := transport{tcp: none, why: there}
+		t.warn = fmt.Sprintf("protocol %.64q is not known: want rdma or tcp", protocol)
+		return t, nil
+	case none:
+		return transport{tcp: true, why: there, warn: "there is no NIC to be used"}, nil
+	}
+	return transport{why: there}, nil
+}
