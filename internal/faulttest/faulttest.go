@@ -24,10 +24,10 @@ import (
 type Stage string
 
 // The stages of a relay, in the order in which a piece comes to them. What
-// happens on the wire is [Wire]'s.
+// happens on the wire is [Wire]'s. A target has the first of them.
 const (
 	Nowhere   Stage = ""
-	Handshake Stage = "handshake" // the queue pair toward the target is to become RTS
+	Handshake Stage = "handshake" // a queue pair is to become RTS
 	Claim     Stage = "claim"     // before the compare-and-swap
 	Post      Stage = "post"      // claimed, not posted
 	Store     Stage = "store"     // all came back, the completion not stored

@@ -13,8 +13,8 @@ import (
 	"github.com/railhop/railhop/internal/shmabi"
 )
 
-// gate holds the goroutine that comes to its stage for the nth time, and whoever
-// comes after it, until it is released.
+// gate holds the goroutine that comes to its stage for the nth time, until it is
+// released.
 type gate struct {
 	stage   Stage
 	reached func(Stage)
@@ -39,13 +39,10 @@ func (g *gate) at(s Stage) {
 	g.left--
 	left := g.left
 	g.mu.Unlock()
-	if left > 0 {
-		return
-	}
 	if left == 0 {
 		g.reached(s)
+		<-g.open
 	}
-	<-g.open
 }
 
 func (g *gate) release() { g.once.Do(func() { close(g.open) }) }

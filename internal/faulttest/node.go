@@ -48,7 +48,7 @@ func NewNode(t testing.TB, size uint64, relay, sender Options) *Node {
 	}
 	t.Cleanup(func() { os.RemoveAll(root) })
 	n.Registry = root
-	n.Target = Start(t, "target", Options{Registry: root, Set: Settings{
+	n.Target = Start(t, "target", Options{Registry: root, Stage: Handshake, Set: Settings{
 		"RAILHOP_PROVIDERS": "soft",
 		"RAILHOP_SOFT_NICS": fmt.Sprintf("m1=127.%d.2.2", n.id+20),
 		"RAILHOP_SOFT_GPUS": "0000:b1:00.0",

@@ -18,6 +18,7 @@ type stage struct {
 	nth   int
 	wire  int      // bytes that pass the wire before it holds the rest; -1: it holds nothing
 	fresh bool     // nothing was relayed before
+	there bool     // the target is held, not the relay
 	set   Settings // of the sender
 	// With kill and with stop, the bug that must make late writes; NoBug where
 	// none can, and why.
@@ -26,8 +27,8 @@ type stage struct {
 
 var stages = []stage{
 	// A relay that dies before the claim has posted nothing, so that nothing can
-	// come late, whatever is broken: see unclaimed. Stopped and woken, it would
-	// post what was taken back.
+	// come late, whatever is broken; what shows the claim's worth is that no fence
+	// is asked for. Stopped and woken, it would post what was taken back.
 	{name: "before the claim", at: Claim, wire: -1, stop: NoClaim},
 	{name: "before the second claim", at: Claim, nth: 2, wire: 0, kill: NoFence, stop: NoClaim},
 	// The first half of the piece, that of the first queue pair, is posted.
@@ -36,10 +37,12 @@ var stages = []stage{
 	{name: "claimed and not posted", at: Post, wire: -1, stop: NoFence},
 	{name: "half a message in the socket", wire: 100_000, kill: NoFence, stop: NoFence},
 	{name: "posted", wire: 0, kill: NoFence, stop: NoFence},
-	// All bytes have landed, so that none can come late: see counted.
+	// All bytes have landed, so that none can come late; what could go wrong is
+	// that they are counted twice.
 	{name: "completed and not stored", at: Store, wire: -1},
 	// Nothing is claimed before the queue pairs are ready: as before the claim.
 	{name: "in mid-handshake", at: Handshake, wire: -1, fresh: true, stop: NoClaim},
+	{name: "in mid-handshake at the target", at: Handshake, wire: -1, fresh: true, there: true, stop: NoClaim},
 }
 
 // TestRelayKilled kills the relay at each stage. The write must complete by the
@@ -105,6 +108,7 @@ const (
 type faulty struct {
 	*Node
 	write <-chan Answer
+	held  *Process // the one that is at its stage
 }
 
 func start(t *testing.T, s stage, bug Bug) *faulty {
@@ -136,10 +140,14 @@ func build(t *testing.T, s stage, bug Bug) *faulty {
 func (n *faulty) hold(s stage, limit time.Duration) {
 	n.T.Helper()
 	n.Wire.Hold(s.wire)
-	n.Relay.Arm()
+	n.held = n.Relay
+	if s.there {
+		n.held = n.Target
+	}
+	n.held.Arm()
 	n.write = n.Begin(limit)
 	if s.at != Nowhere {
-		n.Relay.AwaitHeld()
+		n.held.AwaitHeld()
 	}
 	if s.wire >= 0 {
 		n.Wire.AwaitHeld(1)
@@ -159,9 +167,10 @@ func (n *faulty) fail(h how) {
 	n.Target.Reuse(n.Dst, n.Size, Written, Reused)
 	if h == stopped {
 		n.Relay.Continue()
-		n.Relay.Free()
+		n.held.Free()
 	} else {
 		n.Relay.Reap()
+		n.Target.Free()
 	}
 	n.Wire.Release()
 }

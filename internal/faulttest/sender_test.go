@@ -48,7 +48,7 @@ func (n *faulty) giveUp(s stage, bug Bug) {
 	if !s.fresh || bug == NoBug {
 		n.Sender.Kill()
 	}
-	n.Relay.Free()
+	n.held.Free()
 	n.Wire.Release()
 }
 
@@ -62,7 +62,7 @@ func TestSenderKilled(t *testing.T) {
 			n := start(t, s, NoBug)
 			n.Sender.Kill()
 			n.Sender.Reap()
-			n.Relay.Free()
+			n.held.Free()
 			n.Wire.Release()
 			n.freed()
 			n.Target.Reuse(n.Dst, n.Size, 0, Reused)
