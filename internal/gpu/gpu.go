@@ -140,6 +140,13 @@ type Device interface {
 	Close() error
 }
 
+// Attacher is a [Device] that works faster on a thread that was prepared for it.
+type Attacher interface {
+	// Attach prepares the calling OS thread, to which the goroutine is locked, until
+	// detach is called there.
+	Attach() (detach func() error, err error)
+}
+
 // Copy is one contiguous run, device memory at either end.
 type Copy struct {
 	Dst    uint64

@@ -63,12 +63,6 @@ type launchArgs struct {
 	_         uint32
 }
 
-// span is Span of gather.cu.
-type span struct {
-	_                structs.HostLayout
-	dst, src, length uint64
-}
-
 // batchAttributes is CUmemcpyAttributes.
 type batchAttributes struct {
 	_           structs.HostLayout
@@ -80,7 +74,11 @@ type batchAttributes struct {
 var (
 	_ [64]struct{} = [unsafe.Sizeof(launchArgs{})]struct{}{}
 	_ [48]struct{} = [unsafe.Offsetof(launchArgs{}.count)]struct{}{}
-	_ [24]struct{} = [unsafe.Sizeof(span{})]struct{}{}
+	// Span of gather.cu is the seam's Copy.
+	_ [24]struct{} = [unsafe.Sizeof(gpu.Copy{})]struct{}{}
+	_ [0]struct{}  = [unsafe.Offsetof(gpu.Copy{}.Dst)]struct{}{}
+	_ [8]struct{}  = [unsafe.Offsetof(gpu.Copy{}.Src)]struct{}{}
+	_ [16]struct{} = [unsafe.Offsetof(gpu.Copy{}.Length)]struct{}{}
 	_ [24]struct{} = [unsafe.Sizeof(batchAttributes{})]struct{}{}
 	_ [20]struct{} = [unsafe.Offsetof(batchAttributes{}.flags)]struct{}{}
 	_ [0]struct{}  = [unsafe.Sizeof(frame{}) / 4097]struct{}{}
@@ -178,8 +176,8 @@ func hostBytes(at uint64, n int) []byte {
 }
 
 // hostSpans is the same as spans.
-func hostSpans(at uint64, n int) []span {
-	return unsafe.Slice(*(**span)(unsafe.Pointer(&at)), n)
+func hostSpans(at uint64, n int) []gpu.Copy {
+	return unsafe.Slice(*(**gpu.Copy)(unsafe.Pointer(&at)), n)
 }
 
 // hostWord is the same as a word that the device writes.

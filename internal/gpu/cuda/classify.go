@@ -53,6 +53,9 @@ func (p *Provider) Classify(at, length uint64) gpu.Range {
 			return gpu.Range{}
 		}
 	}
+	if first.Kind == gpu.DeviceMemory && !p.find(first.BusID).within(at, end) {
+		return gpu.Range{}
+	}
 	return first
 }
 

@@ -12,15 +12,16 @@ import (
 
 // device is the state that all who opened one bus id share.
 type device struct {
-	p       *Provider
-	ordinal int32    // CUdevice
-	blocks  int      // of the gather kernel, at most
-	write64 dl.Proc  // none if there are no stream memory operations
-	info    gpu.Info // but for what opening disproves
-	context atomic.Uint64
-	lost    atomic.Pointer[failure]
-	hosts   hosts
-	stats   stats
+	p           *Provider
+	ordinal     int32    // CUdevice
+	blocks      int      // of the gather kernel, at most
+	engineBytes uint64   // from which on a run is for a copy engine
+	write64     dl.Proc  // none if there are no stream memory operations
+	info        gpu.Info // but for what opening disproves
+	context     atomic.Uint64
+	lost        atomic.Pointer[failure]
+	hosts       hosts
+	stats       stats
 
 	allocs, imports, hostMaps, streams, events atomic.Int64
 
@@ -129,6 +130,35 @@ func (d *device) do(calls func(f *frame) error) error {
 	return calls(f)
 }
 
+// Attach makes the device's context current on the calling OS thread, to which the
+// goroutine is locked, and its capture mode relaxed, until detach is called there.
+// Every call on that thread is then faster: it finds both as it needs them.
+func (h *Device) Attach() (detach func() error, err error) {
+	d := h.d
+	f, err := d.p.frames.get()
+	if err != nil {
+		return nil, err
+	}
+	if h.closed.Load() {
+		err = gpu.ErrClosed
+	} else if err = d.lostErr(); err == nil {
+		err = d.enter(f)
+	}
+	if err != nil {
+		d.p.frames.put(f)
+		return nil, d.wrap("attach", err)
+	}
+	return func() error {
+		if f == nil {
+			return d.wrap("detach", gpu.ErrClosed)
+		}
+		d.leave(f)
+		d.p.frames.put(f)
+		f = nil
+		return nil
+	}, nil
+}
+
 // free is do for what gives something back. With the context lost there is nothing
 // left to give.
 func (d *device) free(calls func(f *frame) error) error {
@@ -144,7 +174,10 @@ type Device struct {
 	closed atomic.Bool
 }
 
-var _ gpu.Device = (*Device)(nil)
+var (
+	_ gpu.Device   = (*Device)(nil)
+	_ gpu.Attacher = (*Device)(nil)
+)
 
 // do is the device's, while this is open.
 func (h *Device) do(step string, calls func(f *frame) error) error {
@@ -166,14 +199,20 @@ func (d *device) wrap(step string, err error) error {
 // Info describes the device.
 func (h *Device) Info() gpu.Info { return h.d.describe() }
 
+// allocUnit is what allocations are rounded up to. The driver cuts smaller ones from
+// blocks of this size, and a handle is for the whole block: a peer would see what
+// else is there, and could import it when what was exported is gone.
+const allocUnit = 2 << 20
+
 // Alloc allocates device memory that can be exported, which memory of the driver's
 // pools cannot.
 func (h *Device) Alloc(size uint64) (at uint64, err error) {
 	if size == 0 {
 		return 0, fmt.Errorf("cuda: alloc on %s: 0 bytes: want at least 1", h.d.info.BusID)
 	}
+	rounded := (size + allocUnit - 1) / allocUnit * allocUnit
 	err = h.do("alloc", func(f *frame) error {
-		if err := h.d.check("cuMemAlloc", f.callOut(h.d.p.drv.memAlloc, uintptr(size))); err != nil {
+		if err := h.d.check("cuMemAlloc", f.callOut(h.d.p.drv.memAlloc, uintptr(max(size, rounded)))); err != nil {
 			return fmt.Errorf("%d bytes: %w", size, err)
 		}
 		at = f.word
@@ -187,6 +226,19 @@ func (h *Device) Alloc(size uint64) (at uint64, err error) {
 	h.d.mu.Unlock()
 	h.d.allocs.Add(1)
 	return at, nil
+}
+
+// within reports whether a range that the driver has found to be in one allocation is
+// not in the rest of one that was rounded up.
+func (d *device) within(start, end uint64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for at, a := range d.memory {
+		if start < at+(a.size+allocUnit-1)/allocUnit*allocUnit && end > at+a.size && start >= at {
+			return false
+		}
+	}
+	return true
 }
 
 // Free frees what Alloc returned, and refuses any other address.

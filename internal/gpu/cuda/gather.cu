@@ -2,8 +2,8 @@
 // host memory, and then tells the host.
 //
 // gather.ptx beside this file is made from it by tools/gather-ptx, and is what the
-// program carries; the two are changed together. Argument and Span mirror
-// launchArgs and span in abi_unsafe.go.
+// program carries; the two are changed together. Arguments is launchArgs in
+// abi_unsafe.go, and Span is the seam's Copy.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
@@ -26,8 +26,6 @@ struct Arguments {
   u32 team;           // threads that copy a span together: 8 or 32
   u32 zero;
 };
-
-enum { kTile = 32 * 32 };  // spans in shared memory: a warp's share, times warps
 
 // Streaming loads and stores: what a copy touches it does not touch again.
 __device__ __forceinline__ uint4 load(const uint4* p) { return __ldcs(p); }
@@ -103,51 +101,42 @@ __device__ __forceinline__ void copy_span(Span s, u32 lane, u32 team) {
   if (at + 8 < s.length) dst[at + 8] = src[at + 8];
 }
 
-__device__ __forceinline__ void release(u64* word, u64 value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+__device__ __forceinline__ void put(u64* word, u64 value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1) gather(Arguments a) {
-  __shared__ u64 tile[kTile * 3];
-  __shared__ u32 taken;
   const u32 warps = blockDim.x >> 5, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const u32 member = threadIdx.x & (a.team - 1);
-  // Threads of one team have the lowest of them fetch for all.
-  const u32 first = lane & ~(a.team - 1);
-  const u32 mask = a.team == 32 ? 0xffffffffu : 0xffu << first;
+  const u32 member = lane & (a.team - 1), teams = 32 / a.team, team = lane / a.team;
 
-  // Shares go round the blocks, so that each gets of all kinds; warp w of a block
-  // fetches its w-th share of this round. A host read takes a microsecond: all
-  // are underway at once.
+  // Shares go round the blocks, then the warps, so that all have some. A host read
+  // takes a microsecond, so a warp has one underway for all of its share: each lane
+  // holds a span, and the warp passes them round.
   for (u64 base = 0; base < a.count; base += (u64)warps * gridDim.x * a.share) {
     u64 at = base + ((u64)warp * gridDim.x + blockIdx.x) * a.share;
     u32 n = at < a.count ? (u32)min((u64)a.share, a.count - at) : 0;
-    const u64* from = (const u64*)(a.spans + at);
-    u64* to = tile + (u64)warp * a.share * 3;
-    for (u32 i = lane; i < n * 3; i += 32) to[i] = from[i];
-    for (u32 i = lane + n; i < a.share; i += 32) to[i * 3 + 2] = 0;
-    if (threadIdx.x == 0) taken = 0;
-    __syncthreads();
-    const u32 filled = warps * a.share;
-    for (;;) {
-      u32 i;
-      if (member == 0) i = atomicAdd(&taken, 1);
-      i = __shfl_sync(mask, i, first);
-      if (i >= filled) break;
-      Span s = {tile[i * 3], tile[i * 3 + 1], tile[i * 3 + 2]};
-      copy_span(s, member, a.team);
+    Span mine = {0, 0, 0};
+    if (lane < n) mine = a.spans[at + lane];
+    for (u32 i = 0; i < n; i += teams) {
+      u32 j = (i + team) & 31;  // beyond the last there are empty ones, or the first again
+      Span s;
+      s.dst = __shfl_sync(0xffffffffu, mine.dst, j);
+      s.src = __shfl_sync(0xffffffffu, mine.src, j);
+      s.length = __shfl_sync(0xffffffffu, mine.length, j);
+      if (i + team < n) copy_span(s, member, a.team);
+      __syncwarp();
     }
-    __syncthreads();
   }
 
-  // The barrier orders the block's stores before this thread's fence, the fence
-  // before the count, and the last to count sees all of them.
+  // The barrier orders the block's stores before this thread's fence, and the fence
+  // before the count; the last to count sees all of them, and its own fence makes
+  // the stores behind it a release to the whole system.
   __syncthreads();
   if (threadIdx.x != 0) return;
   __threadfence_system();
   if (atomicAdd(a.arrived, 1) != gridDim.x - 1) return;
-  __threadfence_system();
   *a.arrived = 0;
-  release(a.done, a.done_value);
-  if (a.bell) release(a.bell, a.bell_value);
+  __threadfence_system();
+  put(a.done, a.done_value);
+  if (a.bell) put(a.bell, a.bell_value);
 }

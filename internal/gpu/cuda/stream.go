@@ -17,6 +17,7 @@ type Stream struct {
 	d      *device
 	f      *frame
 	handle uint64
+	wide   wide
 	table  *table // nil without a kernel
 	batch  filling
 	failed error
@@ -38,10 +39,14 @@ func (h *Device) NewStream() (gpu.Stream, error) {
 			return err
 		}
 		if s.table, err = d.takeTable(f, s.handle); err == nil {
+			err = d.openWide(f, &s.wide)
+		}
+		if err == nil {
 			s.f, err = d.p.frames.get()
 		}
 		if err != nil {
 			f.call(d.p.drv.streamDestroy, uintptr(s.handle))
+			d.closeWide(f, &s.wide)
 			d.putTable(s.table)
 		}
 		return err
@@ -118,7 +123,20 @@ func (s *Stream) Wait(e gpu.Event) error {
 	if err := s.begin("wait"); err != nil {
 		return err
 	}
-	return s.end("wait", s.d.check("cuStreamWaitEvent", s.f.call(s.d.p.drv.streamWaitEvent, uintptr(s.handle), uintptr(ev.handle), 0)))
+	err = s.await(s.handle, ev.handle)
+	if err == nil && s.wide.on {
+		err = s.await(s.wide.side, ev.handle)
+	}
+	return s.end("wait", err)
+}
+
+// await makes a CUDA stream wait for an event, and mark records one.
+func (s *Stream) await(stream, event uint64) error {
+	return s.d.check("cuStreamWaitEvent", s.f.call(s.d.p.drv.streamWaitEvent, uintptr(stream), uintptr(event), 0))
+}
+
+func (s *Stream) mark(event, stream uint64) error {
+	return s.d.check("cuEventRecord", s.f.call(s.d.p.drv.eventRecord, uintptr(event), uintptr(stream)))
 }
 
 // Record records e after what precedes.
@@ -130,7 +148,10 @@ func (s *Stream) Record(e gpu.Event) error {
 	if err := s.begin("record"); err != nil {
 		return err
 	}
-	return s.end("record", s.d.check("cuEventRecord", s.f.call(s.d.p.drv.eventRecord, uintptr(ev.handle), uintptr(s.handle))))
+	if err = s.narrow(); err == nil {
+		err = s.mark(ev.handle, s.handle)
+	}
+	return s.end("record", err)
 }
 
 // Write64 stores value at addr after all that precedes. It fails, and with it the
@@ -158,7 +179,14 @@ func (s *Stream) bellAt(addr uint64) error {
 }
 
 func (s *Stream) write(addr, value uint64) error {
-	return s.d.check("cuStreamWriteValue64", s.f.call(s.d.write64, uintptr(s.handle), uintptr(addr), uintptr(value), 0))
+	stream := s.handle
+	if s.wide.on {
+		var err error
+		if stream, err = s.bellStream(); err != nil {
+			return err
+		}
+	}
+	return s.d.check("cuStreamWriteValue64", s.f.call(s.d.write64, uintptr(stream), uintptr(addr), uintptr(value), 0))
 }
 
 // Copy runs copies, whose addresses it believes: the driver cannot be asked for each,
@@ -195,14 +223,14 @@ func (s *Stream) CopyWrite64(copies []gpu.Copy, addr, value uint64) error {
 func (s *Stream) copy(copies []gpu.Copy, ring bell) (rung bool, err error) {
 	d, b := s.d, &s.batch
 	*b = filling{engine: b.engine[:0]}
-	cut := cutBytes(d.blocks)
+	cut := cutBytes(d.blocks, copies)
 	for len(copies) > 0 || b.run.Length > 0 {
-		var room []span
+		var room []gpu.Copy
 		if s.table != nil {
 			room = s.table.room()
 		}
 		b.runs, b.spans, b.bytes = 0, 0, 0
-		copies = copies[b.fill(room, copies, cut, d.p.opts.EngineBytes):]
+		copies = copies[b.fill(room, copies, cut, d.engineBytes):]
 		rest := len(copies) > 0 || b.run.Length > 0
 		if b.spans == 0 && rest {
 			// There is no kernel, or too much is underway for the table. A stream may not
@@ -215,16 +243,19 @@ func (s *Stream) copy(copies []gpu.Copy, ring bell) (rung bool, err error) {
 		if b.runs == 1 {
 			// One call either way, and this one takes no multiprocessor.
 			first := room[0]
-			b.engine = append(b.engine, gpu.Copy{Dst: first.dst, Src: first.src, Length: b.bytes})
+			b.engine = append(b.engine, gpu.Copy{Dst: first.Dst, Src: first.Src, Length: b.bytes})
 			b.spans = 0
 		}
 		if !rest {
-			if err := s.engines(b.engine); err != nil {
+			if err := s.engines(b.engine, b.spans > 0); err != nil {
 				return false, err
 			}
 		}
 		if b.spans == 0 {
 			continue
+		}
+		if err := s.narrow(); err != nil {
+			return false, err
 		}
 		first := s.table.next
 		var last bell
@@ -241,9 +272,19 @@ func (s *Stream) copy(copies []gpu.Copy, ring bell) (rung bool, err error) {
 	return rung, nil
 }
 
-// engines gives copies to copy engines.
-func (s *Stream) engines(copies []gpu.Copy) error {
-	d, f, drv := s.d, s.f, s.d.p.drv
+// engines gives copies to copy engines; others says that a launch follows.
+func (s *Stream) engines(copies []gpu.Copy, others bool) error {
+	d, drv := s.d, s.d.p.drv
+	if len(copies) == 0 {
+		return nil
+	}
+	if len(copies) == 1 && !others && copies[0].Length >= wideBytes && !d.p.opts.OneStream {
+		d.stats.engineCopies.Add(1)
+		return s.long(copies[0])
+	}
+	if err := s.narrow(); err != nil {
+		return err
+	}
 	batched := drv.memcpyBatchAsyncV2.Found() || drv.memcpyBatchAsync.Found()
 	for len(copies) > 0 {
 		n := min(len(copies), batchSpans)
@@ -261,12 +302,16 @@ func (s *Stream) engines(copies []gpu.Copy) error {
 			if c.Length == 0 {
 				continue
 			}
-			if err := d.check("cuMemcpyAsync", f.call(drv.memcpyAsync, uintptr(c.Dst), uintptr(c.Src), uintptr(c.Length), uintptr(s.handle))); err != nil {
+			if err := s.engineCopy(c, s.handle); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+func (s *Stream) engineCopy(c *gpu.Copy, stream uint64) error {
+	return s.d.check("cuMemcpyAsync", s.f.call(s.d.p.drv.memcpyAsync, uintptr(c.Dst), uintptr(c.Src), uintptr(c.Length), uintptr(stream)))
 }
 
 // engineBatch gives up to batchSpans copies to the driver in one call, of which the
@@ -297,7 +342,13 @@ func (s *Stream) Idle() (bool, error) {
 	if err := s.begin("idle"); err != nil {
 		return false, err
 	}
-	code := s.f.call(s.d.p.drv.streamQuery, uintptr(s.handle))
+	code := int32(success)
+	streams, n := s.wide.streams(s.handle)
+	for _, stream := range streams[:n] {
+		if code = s.f.call(s.d.p.drv.streamQuery, uintptr(stream)); code != success {
+			break
+		}
+	}
 	s.d.leave(s.f)
 	if code == errNotReady {
 		return false, nil
@@ -315,7 +366,11 @@ func (s *Stream) Close() error {
 	d := s.d
 	err := d.free(func(f *frame) error {
 		drv := d.p.drv
-		f.call(drv.streamSynchronize, uintptr(s.handle))
+		streams, n := s.wide.streams(s.handle)
+		for _, stream := range streams[:n] {
+			f.call(drv.streamSynchronize, uintptr(stream))
+		}
+		d.closeWide(f, &s.wide)
 		return d.check("cuStreamDestroy", f.call(drv.streamDestroy, uintptr(s.handle)))
 	})
 	d.putTable(s.table)
