@@ -60,6 +60,7 @@ type rank struct {
 	broken atomic.Bool // our own block is gone
 	lost   atomic.Bool // the GPU is
 	wg     sync.WaitGroup
+	beats  context.CancelFunc // ends the goroutine that beats; nil if there is none
 	report reporter
 
 	fenceMu sync.Mutex
@@ -132,6 +133,11 @@ func newRank(h *host, o rankOptions) (_ *rank, _ xfer.Reason, err error) {
 	r.turn = r.step
 	if err = h.loop.SetWord(&r.entry.Block().Header.Wake); err != nil {
 		return fail(xfer.RegistryError, err)
+	}
+	if o.hooks == nil || o.hooks.Turn == nil {
+		var ctx context.Context
+		ctx, r.beats = context.WithCancel(context.Background())
+		r.wg.Go(func() { r.beat(ctx) })
 	}
 	if err = h.loop.Add(r); err != nil {
 		return fail(xfer.RegistryError, err)
@@ -215,11 +221,18 @@ func (r *rank) Step(now time.Duration) bool {
 		return busy
 	}
 	if err := shm.Guard(r.turn); err != nil {
-		r.broken.Store(true)
-		r.host.tally.Because(xfer.ShmError, 0, "err", err)
+		r.breakBlock(err)
 		return true
 	}
 	return busy || r.busy
+}
+
+// breakBlock ends what needs our own block, which is gone: nothing is relayed any
+// more, for us or for others.
+func (r *rank) breakBlock(err error) {
+	r.broken.Store(true)
+	r.host.tally.Because(xfer.ShmError, 0, "err", err)
+	r.path.Release(r.now, xfer.ShmError)
 }
 
 // leave ends what needs the GPU, which is lost.
@@ -243,7 +256,9 @@ func (r *rank) step() error {
 		if err := r.entry.Beat(r.now); err != nil {
 			return err
 		}
-		r.reportStats()
+		if r.beats == nil {
+			r.reportStats(r.now)
+		}
 	}
 	r.busy = r.relay.Step(r.now)
 	return nil
@@ -254,13 +269,43 @@ func (r *rank) Arm(now time.Duration) time.Duration {
 	if r.broken.Load() {
 		return r.path.Arm(now)
 	}
-	limit := max(r.beatAt-now, time.Microsecond)
-	for _, d := range [...]time.Duration{r.path.Arm(now), r.relay.Arm(now)} {
-		if d > 0 {
-			limit = min(limit, d)
+	var limit time.Duration
+	if r.beats == nil {
+		limit = max(r.beatAt-now, time.Microsecond)
+	}
+	var lanes time.Duration
+	if err := shm.Guard(func() error { lanes = r.relay.Arm(now); return nil }); err != nil {
+		return time.Millisecond // the next step finds out
+	}
+	for _, d := range [...]time.Duration{r.path.Arm(now), lanes} {
+		if d > 0 && (limit == 0 || d < limit) {
+			limit = d
 		}
 	}
 	return limit
+}
+
+// beat beats for a pump that sleeps: one that is awake beats itself, and one that
+// hangs does not. A thread that comes back from a futex costs an idle process
+// thirty times what a goroutine does that comes back from a timer, since Go then
+// looks for 10 ms whether the thread goes on.
+func (r *rank) beat(ctx context.Context) {
+	loop := r.host.loop
+	t := time.NewTicker(r.env.Beat())
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		if loop.Asleep() {
+			if err := r.entry.Beat(loop.Now()); err != nil {
+				r.log.Debug("no beat", "entry", r.entry.Name(), "err", err)
+			}
+		}
+		r.reportStats(loop.Now())
+	}
 }
 
 // off says why nothing is relayed at all at present, if so.
@@ -327,8 +372,16 @@ func (r *rank) find(_ context.Context, rail string, held func(uint64) bool) (*px
 
 // findSender finds the rank that has claimed a lane of ours.
 func (r *rank) findSender(_ context.Context, n int) (relay.Sender, error) {
-	h := &r.entry.Block().Lanes[n].Header
-	id, epoch := h.Sender, h.SenderEpoch.Load()
+	var id shmabi.Identity
+	var epoch uint64
+	err := shm.Guard(func() error {
+		h := &r.entry.Block().Lanes[n].Header
+		id, epoch = h.Sender, h.SenderEpoch.Load()
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
 	o, err := r.registry.LaneOwner(id, epoch)
 	if err != nil {
 		return nil, err
@@ -408,6 +461,9 @@ func (r *rank) close(wait time.Duration) error {
 func (r *rank) free() error {
 	var err error
 	r.report.close()
+	if r.beats != nil {
+		r.beats()
+	}
 	r.wg.Wait()
 	if r.path != nil {
 		err = r.path.Close()

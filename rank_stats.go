@@ -12,8 +12,9 @@ import (
 )
 
 // reporter keeps the stats file beside a rank's entry up to date, for those who
-// look at the group from outside. The pump looks once a second whether a counter
-// has changed; only then is the file written, by a goroutine that ends with it.
+// look at the group from outside. Whoever beats for the rank looks once a second
+// whether a counter has changed; only then is the file written, by a goroutine that
+// ends with it.
 type reporter struct {
 	writing atomic.Bool
 	wg      sync.WaitGroup
@@ -22,7 +23,7 @@ type reporter struct {
 	mu      sync.Mutex
 	engines []*Engine // those that the rank serves
 
-	// Of the pump.
+	// Of whoever beats.
 	at   time.Duration // the next look
 	seen uint64        // what the last look came to
 }
@@ -52,13 +53,12 @@ func (p *reporter) all() []*Engine {
 // close waits for a write that is underway. The pump no longer steps the rank.
 func (p *reporter) close() { p.wg.Wait() }
 
-// reportStats runs on the pump.
-func (r *rank) reportStats() {
+func (r *rank) reportStats(now time.Duration) {
 	p := &r.report
-	if r.now < p.at || p.writing.Load() {
+	if now < p.at || p.writing.Load() {
 		return
 	}
-	p.at = r.now + reportEvery
+	p.at = now + reportEvery
 	engines := p.all()
 	seen := r.fingerprint(engines)
 	if seen == p.seen || len(engines) == 0 {

@@ -3,6 +3,7 @@ package registry
 import (
 	"errors"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +35,8 @@ func (e Event) String() string {
 
 // Watcher waits for the deaths of all peers of a registry: for their life words,
 // with one blocked thread, and for their pidfds, in the runtime's poller. When
-// nobody dies it wakes once a heartbeat.
+// nobody dies it looks around once a heartbeat; the blocked thread stays blocked,
+// since its coming back would cost more than the look.
 //
 // Where the kernel has no FUTEX_WAITV (before 5.16, or by a seccomp filter), a
 // death is seen by the pidfd, or a heartbeat later.
@@ -46,6 +48,7 @@ type Watcher struct {
 	stop   atomic.Bool
 	poked  chan struct{}  // wakes the loop where it waits in Go,
 	poke   *atomic.Uint32 // and where it waits in the kernel
+	kernel kernelWait
 	done   sync.WaitGroup
 	peers  map[*Peer]*watched // the loop's own
 }
@@ -114,8 +117,57 @@ func (r *Registry) pokeWatchers() {
 	}
 }
 
+// kernelWait is the thread that waits in the kernel. It is the loop's own.
+type kernelWait struct {
+	ask  chan []shm.Wait
+	back chan error
+	on   []shm.Wait // what it waits for, nil if it does not
+}
+
+func (k *kernelWait) run() {
+	for waits := range k.ask {
+		k.back <- shm.WaitAny(waits, -1)
+	}
+}
+
+// waitKernel waits for one of the words, for at most a heartbeat. The thread may
+// go on waiting beyond that: for the same words, if nothing has changed.
+func (w *Watcher) waitKernel(waits []shm.Wait) error {
+	k := &w.kernel
+	if k.on != nil && !slices.Equal(k.on, waits) {
+		w.poke.Add(1)
+		shm.WakePrivate(w.poke)
+		<-k.back
+		k.on = nil
+		return nil // the loop looks again, and finds the poke
+	}
+	if k.on == nil {
+		k.on = waits
+		k.ask <- waits
+	}
+	t := time.NewTimer(w.every)
+	defer t.Stop()
+	select {
+	case err := <-k.back:
+		k.on = nil
+		return err
+	case <-t.C:
+		return nil
+	}
+}
+
 func (w *Watcher) run() {
 	defer w.done.Done()
+	w.kernel = kernelWait{ask: make(chan []shm.Wait), back: make(chan error)}
+	w.done.Go(w.kernel.run)
+	defer func() {
+		close(w.kernel.ask)
+		if w.kernel.on != nil {
+			w.poke.Add(1)
+			shm.WakePrivate(w.poke)
+			<-w.kernel.back
+		}
+	}()
 	defer func() {
 		for _, k := range w.peers {
 			k.close()
@@ -143,7 +195,7 @@ func (w *Watcher) run() {
 		// make this loop spin.
 		began := time.Now()
 		if inKernel && idle < 16 {
-			err := shm.WaitAny(waits, w.every)
+			err := w.waitKernel(waits)
 			switch {
 			case errors.Is(err, unix.EFAULT):
 				idle = 16 // a block was cut: the next look finds which
