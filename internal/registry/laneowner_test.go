@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -74,5 +75,35 @@ func TestClosedPeerLeavesNothing(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatal("a dead peer's memory or file is left")
 		}
+	}
+}
+
+// TestPeerThatLeft: a rank withdraws its entry, and its process lives on. The next
+// scan lets its memory go, unless a lane of it was claimed.
+func TestPeerThatLeft(t *testing.T) {
+	for _, claimed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("claimed %v", claimed), func(t *testing.T) {
+			root := testRoot(t)
+			r := open(t, Options{Root: root})
+			k := start(t, nil, "rank", root)
+			k.read()
+			p := onePeer(t, r)
+			if claimed {
+				if _, err := p.Claim(shmabi.Identity{UID: r.uid, PID: r.self.PID, StartTicks: r.self.StartTicks}, 7); err != nil {
+					t.Fatal(err)
+				}
+			}
+			k.say("leave")
+			k.read()
+			if peers, _, err := r.Scan(); err != nil || len(peers) > 0 {
+				t.Fatalf("%v, %v; want nobody", peers, err)
+			}
+			if p.unmapped == claimed {
+				t.Errorf("unmapped is %v", p.unmapped)
+			}
+			if err := p.Close(); err != nil || !p.unmapped {
+				t.Errorf("after Close: %v, unmapped is %v", err, p.unmapped)
+			}
+		})
 	}
 }

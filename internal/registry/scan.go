@@ -36,6 +36,9 @@ func (r *Registry) Scan() ([]*Peer, []Refusal, error) {
 			}
 			return nil
 		})
+		if err == nil {
+			r.letGo(&s)
+		}
 		r.reclaim(&s)
 		return err
 	})
@@ -85,6 +88,19 @@ func (s *sorted) add(p *Peer) Liveness {
 		s.live = append(s.live, p)
 	}
 	return l
+}
+
+// letGo ends the scans' holds on peers that live and have left. Those that died
+// may have been removed by others, and are let go once they are closed.
+func (r *Registry) letGo(s *sorted) {
+	r.mu.Lock()
+	all := values(r.peers)
+	r.mu.Unlock()
+	for _, p := range all {
+		if !slices.Contains(s.live, p) && !slices.Contains(s.dead, p) && p.Life() == Alive {
+			p.unlist()
+		}
+	}
 }
 
 // reclaim unlinks the entries of dead owners, under the lock, and ends the holds.
