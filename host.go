@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/gpu/cuda"
 	"github.com/railhop/railhop/internal/gpu/softgpu"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/nic/softnic"
@@ -140,7 +141,31 @@ func (h *host) findProviders(cfg Config) error {
 			return err
 		}
 	}
+	if h.gpus == nil && (p.CUDA || p.Auto) {
+		return h.findCUDA(cfg)
+	}
 	return err
+}
+
+// findCUDA opens the CUDA driver. Unless it was asked for by name, a host without one
+// has no GPUs, which is said once.
+func (h *host) findCUDA(cfg Config) error {
+	opts := cuda.Options{GatherBlocks: cfg.Settings.PXN.GatherSMs, Logger: cfg.Logger}
+	if cfg.Settings.PXN.Doorbell == "kernel" {
+		opts.Doorbell = cuda.KernelDoorbell
+	}
+	gpus, err := cuda.Open(opts)
+	switch {
+	case err == nil:
+		h.gpus = gpus
+	case cfg.Settings.Providers.CUDA:
+		return fmt.Errorf("%w: %w", ErrNoProvider, err)
+	case cfg.Settings.PXN.On():
+		h.log.Warn("no CUDA driver: PXN is off", "err", err)
+	default:
+		h.log.Info("no CUDA driver", "err", err)
+	}
+	return nil
 }
 
 // syncCaller waits until a stream of the caller's has come to this point: without
