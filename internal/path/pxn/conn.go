@@ -239,7 +239,7 @@ func (c *conn) reap(now time.Duration) (busy bool) {
 			c.closing--
 			p.state = flying
 		}
-		p.rung = p.rung || c.tx.Rung() >= seq
+		p.rung = p.rung || !c.broken && c.tx.Rung() >= seq
 		switch {
 		case p.state == moved:
 			c.settle(p)
@@ -295,6 +295,9 @@ func reasonOf(status xfer.Code) xfer.Reason {
 // ring tells the relay of bytes that have landed: by the doorbell where the CPU
 // rings, by waking it where the GPU did.
 func (c *conn) ring(now time.Duration) (busy bool) {
+	if c.broken {
+		return false // the doorbell says nothing of copies any more: see ringRest
+	}
 	if c.cpu {
 		for seq := c.rungSeen + 1; seq < c.tx.Next(); seq++ {
 			p := c.flight[c.claim.Geometry.Slot(seq)]
