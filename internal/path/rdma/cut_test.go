@@ -102,9 +102,17 @@ func TestTargetAddressUnknown(t *testing.T) {
 	if n := m.fetches.Load(); n != 1 {
 		t.Errorf("%d fetches, want 1", n)
 	}
-	// Just after a fetch the same fails at once.
-	if err := r.path.Submit(&w); !errors.Is(err, xfer.ErrAddressNotFound) {
-		t.Errorf("got %v", err)
+	// Just after a fetch it waits for another: the target may have registered the
+	// memory since.
+	again := new(owner)
+	w.Owner = again
+	if err := r.path.Submit(&w); err != nil {
+		t.Fatal(err)
+	}
+	r.finish(false, again)
+	wantErr(t, again, xfer.ErrAddressNotFound)
+	if n := m.fetches.Load(); n != 2 {
+		t.Errorf("%d fetches, want 2", n)
 	}
 	r.settled()
 }

@@ -240,11 +240,12 @@ func (p *Path) Submit(w *Work) error {
 	now := p.opts.Now()
 	t := p.target(w.Target)
 	location, err := p.cut(w.Target, w.Local, w.Remote, w.Length)
-	fetch := err != nil && isTargetError(err) && p.refetch(t, now)
+	fetch := err != nil && isTargetError(err) && p.demand(t, now)
 	if err != nil && !fetch {
 		return err
 	}
 	r := p.newRequest(w, t)
+	r.since = now
 	r.nic = p.preferred(location)
 	if fetch {
 		r.open = 1

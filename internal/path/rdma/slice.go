@@ -1,6 +1,8 @@
 package rdma
 
 import (
+	"time"
+
 	"github.com/railhop/railhop/internal/endpoint"
 	"github.com/railhop/railhop/internal/xfer"
 )
@@ -35,11 +37,12 @@ type request struct {
 	owner   Owner
 	nic     *local // preferred one
 	open    int
-	pos     int    // in Path.requests
-	first   error  // why an attempt failed, the first time
-	refused bool   // by the target
-	desc    uint32 // descriptors fetched by then
-	cause   error  // why the rest of it is not tried any more
+	since   time.Duration // when it was submitted
+	pos     int           // in Path.requests
+	first   error         // why an attempt failed, the first time
+	refused bool          // by the target
+	desc    uint32        // descriptors fetched by then
+	cause   error         // why the rest of it is not tried any more
 }
 
 // list is a queue of slices, linked by their next.

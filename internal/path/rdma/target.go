@@ -16,8 +16,9 @@ const maxTargets = 1024
 // target is what the path keeps about a [Target].
 type target struct {
 	Target
-	open     int  // requests
-	fetching bool // a goroutine fetches the descriptor
+	open     int           // requests
+	fetching bool          // a goroutine fetches the descriptor
+	begun    time.Duration // when the fetch that is under way, or the last one, began
 	fetched  time.Duration
 	count    uint32 // fetches so far
 	waiting  list
@@ -73,9 +74,39 @@ func (p *Path) refetch(t *target, now time.Duration) bool {
 	if p.closed || t.count > 0 && now-t.fetched < p.opts.FetchEvery {
 		return false
 	}
-	t.fetching = true
+	p.fetch(t, now, 0)
+	return true
+}
+
+// demand fetches a descriptor for an address that the known one lacks: the target may
+// have registered the memory since. Unlike refetch it waits for its turn. It
+// reports false if the path is closed.
+func (p *Path) demand(t *target, now time.Duration) bool {
+	if p.closed {
+		return false
+	}
+	if !t.fetching {
+		pause := time.Duration(0)
+		if t.count > 0 {
+			pause = max(t.fetched+p.opts.FetchEvery-now, 0)
+		}
+		p.fetch(t, now, pause)
+	}
+	return true
+}
+
+func (p *Path) fetch(t *target, now, pause time.Duration) {
+	t.fetching, t.begun = true, now+pause
 	p.counts.fetches.Add(1)
 	p.wg.Go(func() {
+		if pause > 0 {
+			timer := time.NewTimer(pause)
+			defer timer.Stop()
+			select {
+			case <-timer.C:
+			case <-p.quit:
+			}
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), fetchTimeout)
 		defer cancel()
 		go func() {
@@ -88,7 +119,6 @@ func (p *Path) refetch(t *target, now time.Duration) bool {
 		err := t.Refetch(ctx)
 		p.post(letter{target: t, err: err})
 	})
-	return true
 }
 
 // await puts a slice aside until the descriptor has come.
@@ -153,6 +183,11 @@ func (p *Path) cutLate(i int32, now time.Duration) {
 	r := s.req
 	location, err := p.cut(r.target.Target, s.local, s.remote, s.length)
 	if err != nil {
+		// A fetch that was under way when the request came may be too old for it.
+		if isTargetError(err) && r.target.begun < r.since && p.demand(r.target, now) {
+			p.await(i)
+			return
+		}
 		p.giveUp(i, err)
 		return
 	}
