@@ -300,7 +300,11 @@ func (e *Engine) goDirect(t *ledger.Task, to *target, q Request, f *pxn.Fence, w
 	}
 	w := rdma.Work{Op: q.Op, Local: q.Source, Remote: q.TargetAddr, Length: q.Length, Target: to, Owner: t, Retry: int(t.Mark)}
 	if wait && f != nil {
-		if done, err := f.Event.Done(); !done && err == nil {
+		done, err := f.Event.Done()
+		if err != nil {
+			return sourceLost(err)
+		}
+		if !done {
 			f.Hold()
 			t.Opened(1)
 			e.fenced = append(e.fenced, fenced{w, t, f})
@@ -319,16 +323,26 @@ func (e *Engine) fallback(it pxn.Item, why xfer.Reason) error {
 	return err
 }
 
+// sourceLost is why a source never becomes ready: nobody knows what it holds.
+func sourceLost(err error) error {
+	return fmt.Errorf("railhop: the stream that the source waits for has failed: %w", err)
+}
+
 // stepFenced sends what has become ready.
 func (e *Engine) stepFenced() (busy bool) {
 	keep := e.fenced[:0]
 	for _, f := range e.fenced {
-		if done, err := f.fence.Event.Done(); !done && err == nil {
+		done, err := f.fence.Event.Done()
+		if !done && err == nil {
 			keep = append(keep, f)
 			continue
 		}
 		busy = true
-		err := e.direct.Submit(&f.work)
+		if err != nil {
+			err = sourceLost(err)
+		} else {
+			err = e.direct.Submit(&f.work)
+		}
 		f.fence.Drop()
 		f.owner.Closed(0, err)
 	}
