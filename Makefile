@@ -14,6 +14,10 @@ FUZZTIME ?= 1m
 TEST_RACE ?= inprocess
 # Packages whose tests start processes and take long under the race detector.
 MULTIPROCESS := railhop railhop/internal/cli railhop/internal/faulttest railhop/internal/testkit
+# Seeds of make sim.
+SEEDS ?= 20000
+FROM ?= 1
+TRACE ?=
 # More flags for go test, such as TESTFLAGS='-run Lane -v'.
 TESTFLAGS ?=
 TEST_TIMEOUT ?= 8m
@@ -21,7 +25,7 @@ TEST_TIMEOUT ?= 8m
 inprocess = $(shell go list ./... | grep -vxF $(MULTIPROCESS:%=-e github.com/railhop/%))
 race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(TEST_RACE)),$(inprocess)))
 
-.PHONY: help setup build demo test lint race fuzz bench clean
+.PHONY: help setup build demo test lint race fuzz sim bugs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +56,12 @@ lint: setup ## gofmt, go vet and staticcheck, for amd64 and arm64
 
 fuzz: setup ## run each fuzz target for FUZZTIME (1m)
 	@tools/fuzz.sh $(FUZZTIME)
+
+sim: ## run SEEDS (20000) seeds of the simulation, from FROM; TRACE=1 prints what happens
+	GOMAXPROCS=1 go test -count=1 -timeout 0 -run '^TestSeeds$$' -v ./internal/sim -args -seeds $(SEEDS) -from $(FROM) $(if $(TRACE),-trace)
+
+bugs: ## how many seeds of the simulation it takes to find each planted bug
+	GOMAXPROCS=1 go test -count=1 -timeout 0 -run '^TestBugs$$' -v ./internal/sim -args -tries 2000
 
 bench: setup ## run every benchmark
 	go test -run '^$$' -bench . -benchmem -timeout 20m ./...

@@ -1,0 +1,85 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/railhop/railhop/internal/shmabi"
+)
+
+// fault notes that something was broken.
+func (w *world) fault(what, key string) {
+	w.calm = false
+	w.result.Faults++
+	w.note("FAULT "+what, key)
+}
+
+// hits decides whether a call fails, so many times in a thousand and the plan's
+// rate.
+func (w *world) hits(what string, weight int) bool {
+	if w.quiet || w.plan.hits == 0 || w.rng.IntN(1000) >= weight*w.plan.hits {
+		return false
+	}
+	w.fault(what, "")
+	return true
+}
+
+// inject breaks what the plan says is due, and starts again what was killed.
+func (w *world) inject() {
+	now := w.now()
+	for _, r := range w.roles {
+		if r.again != 0 && now >= r.again {
+			r.again = 0
+			w.launch(w.newProc(r))
+		}
+	}
+	if w.quiet || w.plan.calm || w.next >= len(w.plan.faults) || now < w.opened+w.plan.faults[w.next] {
+		return
+	}
+	w.next++
+	r := w.roles[w.rng.IntN(len(w.roles))]
+	p := r.proc
+	if !p.ready || !p.alive() || p.stopped || p.asked {
+		return
+	}
+	ms := time.Millisecond
+	switch w.rng.IntN(12) {
+	case 0, 1, 2:
+		w.fault("killed", p.name)
+		w.kill(p, time.Duration(1+w.rng.Int64N(int64(pick(w.rng, ms, 20*ms, 150*ms)))))
+		w.restart(r)
+	case 3, 4, 5:
+		d := time.Duration(1 + w.rng.Int64N(int64(pick(w.rng, 5*ms, 100*ms, 2*w.plan.env.PXN.HeartbeatTimeout))))
+		w.fault("stopped for "+d.String(), p.name)
+		w.stop(p)
+		w.after(nil, d, d, "resume "+p.name, "resumed", func() { w.resume(p) })
+	case 6, 7:
+		w.fabric.hurt()
+	case 8:
+		w.fault("closes", p.name)
+		p.early = true
+		w.shut(p)
+		w.restart(r)
+	case 9:
+		for _, e := range p.entries {
+			w.fault("switched off", p.name)
+			e.mem.block.Header.Flags.Or(shmabi.FlagOff)
+			w.after(nil, ms, 300*ms, "on "+p.name, "switched on", func() { e.mem.block.Header.Flags.And(^shmabi.FlagOff) })
+		}
+	case 10:
+		d := time.Duration(w.rng.Int64N(int64(pick(w.rng, 20*ms, 300*ms, 3*time.Second))))
+		w.fault("clock jumps by "+d.String(), "")
+		time.Sleep(d)
+	case 11:
+		if p.gpus.own != "" && w.chance(1, 3) {
+			w.fault("GPU lost", p.name)
+			p.gpus.lost = true
+			p.gpus.drop()
+		}
+	}
+}
+
+func (w *world) restart(r *role) {
+	if w.chance(3, 4) {
+		r.again = w.now() + time.Duration(1+w.rng.Int64N(int64(pick(w.rng, 5*time.Millisecond, 200*time.Millisecond))))
+	}
+}
