@@ -52,7 +52,7 @@ var layers = [][]string{
 	6: {"internal/worker"},                        // processes that play ranks
 	7: {"internal/fabric"},                        // and whole fabrics of them
 	8: {"internal/cli", "cmd/libtransfer_engine"}, // programs
-	9: {"cmd/railhop", "tools/testsum"},           // mains
+	9: {"cmd/railhop", "tools/testsum", "bench/gpu"},           // mains
 }
 
 // testSupport may import anything, and is imported by tests alone.

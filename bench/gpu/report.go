@@ -1,0 +1,140 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/railhop/railhop/internal/gpu"
+)
+
+// report is what a run has found, with every raw sample.
+type report struct {
+	Date    string
+	Commit  string
+	Driver  int
+	Runtime []string // of the machine: kernel, locks and the like
+	Device  gpu.Info
+	Samples []sample
+	Failed  []string `json:",omitempty"`
+}
+
+// sample is one row: the same thing measured several times.
+type sample struct {
+	Group  string
+	Case   string // what is moved
+	Way    string // by what
+	Blocks int    `json:",omitempty"`
+	Unit   string
+	Values []float64
+	Want   string `json:",omitempty"` // what was asked for, such as ">= 120"
+}
+
+func (s sample) median() float64 {
+	v := slices.Sorted(slices.Values(s.Values))
+	if len(v) == 0 {
+		return 0
+	}
+	return v[len(v)/2]
+}
+
+func (r *report) add(s sample) {
+	r.Samples = append(r.Samples, s)
+	fmt.Printf("  %-14s %-24s %-44s %4s %s\n", s.Group, s.Case, s.Way, blocksText(s.Blocks), s.text())
+}
+
+func blocksText(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
+}
+
+func (s sample) text() string {
+	v := slices.Sorted(slices.Values(s.Values))
+	if len(v) == 0 {
+		return "-"
+	}
+	text := fmt.Sprintf("%s %s", number(s.median()), s.Unit)
+	if len(v) > 1 {
+		text += fmt.Sprintf(" (%s..%s)", number(v[0]), number(v[len(v)-1]))
+	}
+	return text
+}
+
+func number(x float64) string {
+	if x >= 100 || x == float64(int(x)) {
+		return fmt.Sprintf("%.0f", x)
+	}
+	return fmt.Sprintf("%.2f", x)
+}
+
+// table is the report as Markdown.
+func (r *report) table() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "## %s, %s\n\n", r.Device.Name, r.Date[:10])
+	fmt.Fprintf(&b, "Commit %s, driver %d, %s. Median, and least to greatest, of the raw samples.\n", r.Commit, r.Driver, strings.Join(r.Runtime, ", "))
+	for _, failed := range r.Failed {
+		fmt.Fprintf(&b, "\nFailed: %s\n", failed)
+	}
+	group := ""
+	for _, s := range r.Samples {
+		if s.Group != group {
+			group = s.Group
+			fmt.Fprintf(&b, "\n### %s\n\n| what | how | blocks | measured | wanted |\n| --- | --- | --- | --- | --- |\n", strings.ToUpper(group[:1])+group[1:])
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", s.Case, s.Way, blocksText(s.Blocks), s.text(), s.Want)
+	}
+	return b.String()
+}
+
+const docsHead = `# Benchmarks
+
+Written by ` + "`go run ./bench/gpu -docs`" + ` from bench/gpu/results; do not edit. ` + "`make bench-gpu`" + ` makes a new result.
+
+Two processes share one GPU: a sender, and a relay whose arena the sender has imported. A *ring* is pieces of 8 MiB, 18 slots
+in flight, each with its number stored in shared memory behind its bytes and echoed by the relay, which launches nothing
+meanwhile. *Stream doorbell* is a stream memory operation behind the copies; *kernel doorbell* is a store by the gather kernel
+itself. Rates are of payload. Before it measures, a run compares every byte of spans of all sizes and alignments. One GPU
+says nothing about NVLink, nor about a NIC's reads.
+
+`
+
+// render makes the page from all results, by name.
+func render(folder string) (string, error) {
+	files, err := filepath.Glob(filepath.Join(folder, "*.json"))
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	b.WriteString(docsHead)
+	for i, file := range slices.Sorted(slices.Values(files)) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		var r report
+		if err := json.Unmarshal(text, &r); err != nil {
+			return "", fmt.Errorf("%s: %w", file, err)
+		}
+		if len(r.Date) < 10 {
+			return "", fmt.Errorf("%s: date %q: want RFC 3339", file, r.Date)
+		}
+		if i > 0 {
+			b.WriteString("\n")
+		}
+		b.WriteString(r.table())
+	}
+	return b.String(), nil
+}
+
+func writeDocs(folder, page string) error {
+	text, err := render(folder)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(page, []byte(text), 0o644)
+}
