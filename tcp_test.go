@@ -213,6 +213,7 @@ func TestTransportChoice(t *testing.T) {
 		{name: "rdma without NIC", protocol: "rdma", want: "tcp", warns: "cannot be had"},
 		{name: "forced", protocol: "rdma", nics: nics, set: settings{"MC_FORCE_TCP": "0"}, want: "tcp"},
 		{name: "rdma or nothing", protocol: "rdma", set: settings{"MC_FORCE_HCA": ""}, fails: true},
+		{name: "verbs by name", protocol: "rdma", set: settings{"RAILHOP_PROVIDERS": "verbs"}, fails: true},
 		{name: "unknown word", protocol: "no_such_protocol", want: "tcp", warns: "not known"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

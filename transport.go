@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"strings"
 
+	"github.com/railhop/railhop/internal/config"
 	"github.com/railhop/railhop/internal/wire"
 )
 
@@ -37,26 +38,28 @@ func (h *host) choose(cfg Config) (transport, error) {
 			return transport{}, fmt.Errorf("railhop: list NICs: %w", err)
 		}
 	}
-	return chooseTransport(cfg.Protocol, cfg.Settings.Transport.ForceTCP, cfg.Settings.Transport.ForceHCA, names)
+	return chooseTransport(cfg.Protocol, cfg.Settings, names)
 }
 
-func chooseTransport(protocol string, forceTCP, forceHCA bool, nics []string) (transport, error) {
+func chooseTransport(protocol string, env config.Env, nics []string) (transport, error) {
 	there := "there are NICs: " + strings.Join(nics, ", ")
 	if len(nics) == 0 {
 		there = "no RDMA device can be used on this host; RAILHOP_PROVIDERS=soft plays one in software"
 	}
 	none := len(nics) == 0
 	switch {
-	case forceTCP:
+	case env.Transport.ForceTCP:
 		return transport{tcp: true, why: "MC_FORCE_TCP is set"}, nil
-	case none && forceHCA:
-		return transport{}, fmt.Errorf("%w: MC_FORCE_HCA is set, and %s", ErrNoProvider, there)
 	case protocol == wire.ProtocolTCP:
 		t := transport{tcp: true, why: "protocol tcp was asked for"}
 		if !none {
 			t.warn = "NICs are there and not used: for them ask for protocol rdma"
 		}
 		return t, nil
+	case none && env.Transport.ForceHCA:
+		return transport{}, fmt.Errorf("%w: MC_FORCE_HCA is set, and %s", ErrNoProvider, there)
+	case none && env.Providers.Verbs:
+		return transport{}, fmt.Errorf("%w: RAILHOP_PROVIDERS names verbs, and %s", ErrNoProvider, there)
 	case protocol == wire.ProtocolRDMA && none:
 		return transport{tcp: true, why: there, warn: "protocol rdma was asked for and cannot be had"}, nil
 	case protocol == wire.ProtocolRDMA:
