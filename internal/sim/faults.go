@@ -42,7 +42,7 @@ func (w *world) inject() {
 		return
 	}
 	ms := time.Millisecond
-	switch w.rng.IntN(12) {
+	switch w.rng.IntN(15) {
 	case 0, 1, 2:
 		w.fault("killed", p.name)
 		w.kill(p, time.Duration(1+w.rng.Int64N(int64(pick(w.rng, ms, 20*ms, 150*ms)))))
@@ -61,9 +61,16 @@ func (w *world) inject() {
 		w.restart(r)
 	case 9:
 		for _, e := range p.entries {
+			if e.cut {
+				continue
+			}
 			w.fault("switched off", p.name)
 			e.mem.block.Header.Flags.Or(shmabi.FlagOff)
-			w.after(nil, ms, 300*ms, "on "+p.name, "switched on", func() { e.mem.block.Header.Flags.And(^shmabi.FlagOff) })
+			w.after(nil, ms, 300*ms, "on "+p.name, "switched on", func() {
+				if !e.cut {
+					e.mem.block.Header.Flags.And(^shmabi.FlagOff)
+				}
+			})
 		}
 	case 10:
 		d := time.Duration(w.rng.Int64N(int64(pick(w.rng, 20*ms, 300*ms, 3*time.Second))))
@@ -75,6 +82,22 @@ func (w *world) inject() {
 			p.gpus.lost = true
 			p.gpus.drop()
 		}
+	case 12:
+		if len(p.entries) > 0 {
+			w.fault("file truncated", p.name)
+			p.entries[0].truncate()
+			p.early = true
+			for _, o := range w.procs {
+				o.early = true // who held lanes there may leak
+			}
+		}
+	case 13:
+		d := p.nics.devs[w.rng.IntN(len(p.nics.devs))]
+		w.fault("port lost", p.name+"/"+d.name)
+		d.set(true)
+		w.after(nil, ms, 200*ms, "port "+d.name+p.name, "port up", func() { d.set(false) })
+	case 14:
+		w.fabric.fatal()
 	}
 }
 

@@ -412,7 +412,7 @@ func (s *stream) run() {
 			return
 		}
 	case opWrite:
-		if b, ok := w.bells[op.addr]; ok {
+		if b, ok := w.bells[op.addr]; ok && !b.e.cut {
 			b.word.Store(op.value)
 		}
 	case opRecord:
@@ -495,7 +495,7 @@ func (s *stream) Write64(addr, value uint64) error {
 	if !ok {
 		return fmt.Errorf("sim: no doorbell at %#x", addr)
 	}
-	if w.opts.Bug == EarlyBell && value > 0 {
+	if w.opts.Bug == EarlyBell && value > 0 && !b.e.cut {
 		b.word.Store(value)
 		return nil
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/railhop/railhop/internal/nic"
@@ -49,7 +48,7 @@ func (n *nics) Open(name string) (nic.Device, error) {
 			defer w.mu.Unlock()
 			w.fabric.opens++
 			d.events = make(chan nic.Event, 16)
-			d.once = sync.Once{}
+			d.closed = false
 			return d, nil
 		}
 	}
@@ -64,7 +63,7 @@ type device struct {
 	gid    nic.GID
 	down   bool
 	events chan nic.Event
-	once   sync.Once
+	closed bool
 	serial int
 }
 
@@ -105,7 +104,14 @@ func (d *device) NewCQ(depth int, wake func()) (nic.CQ, error) {
 
 // Close implements [nic.Device].
 func (d *device) Close() error {
-	d.once.Do(func() { close(d.events); d.p.w.fabric.opens-- })
+	w := d.p.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !d.closed {
+		d.closed = true
+		close(d.events)
+		w.fabric.opens--
+	}
 	return nil
 }
 
@@ -699,7 +705,50 @@ func (w *world) connected(a, b *device) bool {
 	return a.rail == b.rail || w.plan.spine
 }
 
-// hurt breaks a queue pair or a port at random.
+// set takes the port down or up, and tells the process.
+func (d *device) set(down bool) {
+	w := d.p.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if d.down == down {
+		return
+	}
+	d.down = down
+	e := nic.Event{Type: nic.PortUp}
+	if down {
+		e.Type = nic.PortLost
+	}
+	d.tell(e)
+}
+
+// tell sends an event. The world's mutex is held.
+func (d *device) tell(e nic.Event) {
+	if d.events == nil || d.p.dead || d.closed {
+		return
+	}
+	select {
+	case d.events <- e:
+	default:
+	}
+}
+
+// fatal breaks a queue pair, and says so.
+func (f *fabric) fatal() {
+	w := f.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(f.all) == 0 {
+		return
+	}
+	q := f.all[w.rng.IntN(len(f.all))]
+	if q.state == nic.RTS {
+		w.fault("queue pair broken", q.key)
+		q.fail()
+		q.d.tell(nic.Event{Type: nic.QPFatal, QPN: q.num})
+	}
+}
+
+// hurt cuts a queue pair at random.
 func (f *fabric) hurt() {
 	w := f.w
 	w.mu.Lock()

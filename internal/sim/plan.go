@@ -19,6 +19,7 @@ type plan struct {
 	ranks, targets int
 	workers        int // a rank that sends
 	batches        int // a worker
+	depth          int // batches of a worker at once
 
 	deathCloses bool // the NICs' work dies with its process, as with real cards
 	spine       bool // NICs of different rails reach each other
@@ -56,7 +57,7 @@ func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 func newPlan(r *rand.Rand) plan {
 	ms, us := time.Millisecond, time.Microsecond
 	p := plan{
-		ranks: 2 + r.IntN(3), targets: 1 + r.IntN(2), workers: 1 + r.IntN(2), batches: 2 + r.IntN(4),
+		ranks: 2 + r.IntN(3), targets: 1 + r.IntN(2), workers: 1 + r.IntN(2), batches: 2 + r.IntN(5), depth: pick(r, 1, 1, 2, 4),
 		deathCloses: r.IntN(2) == 0, spine: r.IntN(4) > 0, ownNIC: r.IntN(2) == 0,
 		nvlink: r.IntN(4) > 0, memOps: r.IntN(4) > 0, blind: r.IntN(8) == 0,
 		calm:     r.IntN(6) == 0,
@@ -84,6 +85,7 @@ func newPlan(r *rand.Rand) plan {
 	d := &env.RDMA
 	d.QPsPerEndpoint = pick(r, 1, 2, 2)
 	d.MaxWR = pick(r, 4, 32, 256)
+	d.MaxEndpoints = pick(r, 65536, 65536, 65536, 2)
 	d.RailPause = pick(r, 20*ms, 200*ms)
 	d.RetryCount = pick(r, 2, 5, 9)
 	p.env = env

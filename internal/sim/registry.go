@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/railhop/railhop/internal/registry"
 	"github.com/railhop/railhop/internal/shm"
 	"github.com/railhop/railhop/internal/shmabi"
@@ -30,12 +32,35 @@ type entry struct {
 	closed bool  // the pidfd has fired
 	claims *proc // holds the entry's flock
 	linked bool
+	cut    bool // the file was truncated: whoever touches it faults
 }
+
+// truncate takes the memory of a rank's file away.
+func (e *entry) truncate() {
+	e.cut = true
+	if err := unix.Mprotect(e.mem.bytes, unix.PROT_NONE); err != nil {
+		panic(err)
+	}
+}
+
+// restore undoes truncate, for the next run.
+func (e *entry) restore() {
+	if !e.cut {
+		return
+	}
+	if err := unix.Mprotect(e.mem.bytes, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		panic(err)
+	}
+}
+
+var errCut = fmt.Errorf("sim: %w", shm.ErrTruncated)
 
 func (g *group) died(p *proc) {
 	for _, e := range p.entries {
 		e.died = true
-		e.mem.block.Header.Life.Or(shmabi.LifeOwnerDied)
+		if !e.cut {
+			e.mem.block.Header.Life.Or(shmabi.LifeOwnerDied)
+		}
 	}
 	g.ring()
 }
@@ -71,9 +96,12 @@ func (g *group) ring() {
 // holds reports whether a rank holds a lane of a live one: its entry then stays.
 func (g *group) holds(e *entry) bool {
 	for _, o := range g.entries {
+		if o.died || o.cut {
+			continue // even a field's address reads the first byte of what is cut
+		}
 		for i := range shmabi.Lanes {
 			h := &o.mem.block.Lanes[i].Header
-			if !o.died && h.State.Load() == shmabi.LaneReady && h.SenderEpoch.Load() == e.epoch && h.Sender == e.p.identity() {
+			if h.State.Load() == shmabi.LaneReady && h.SenderEpoch.Load() == e.epoch && h.Sender == e.p.identity() {
 				return true
 			}
 		}
@@ -156,7 +184,7 @@ func (v *view) Scan() (ranks []registry.OtherRank, _ []registry.Refusal, _ error
 		}
 		v.g.reclaim()
 		for _, e := range v.g.entries {
-			if e.p != v.p && !e.died {
+			if e.p != v.p && !e.died && !e.cut {
 				ranks = append(ranks, v.peer(e))
 			}
 		}
@@ -236,18 +264,27 @@ func (o *ownEntry) Epoch() uint64               { return o.e.epoch }
 func (o *ownEntry) Block() *shmabi.ControlBlock { return o.e.mem.block }
 
 func (o *ownEntry) Beat(now time.Duration) error {
-	if !o.e.p.zombie() {
+	switch {
+	case o.e.p.zombie():
+	case o.e.cut:
+		return errCut
+	default:
 		o.e.mem.block.Header.Heartbeat.Store(uint64(now) + 1)
 	}
 	return nil
 }
 
-func (o *ownEntry) Off() bool { return o.e.mem.block.Header.Flags.Load()&shmabi.FlagOff != 0 }
+func (o *ownEntry) Off() bool {
+	return !o.e.cut && o.e.mem.block.Header.Flags.Load()&shmabi.FlagOff != 0
+}
 
 func (o *ownEntry) SweepClaims() (n int, err error) {
 	e := o.e
 	err = e.p.w.call(e.p, 20*time.Microsecond, time.Millisecond, "sweep "+e.p.name, "sweep claims", func() error {
-		if e.claims != nil {
+		switch {
+		case e.cut:
+			return errCut
+		case e.claims != nil:
 			return nil
 		}
 		for i := range shmabi.Lanes {
@@ -278,7 +315,9 @@ func (o *ownEntry) Withdraw() error {
 	if !linked {
 		return nil
 	}
-	e.mem.block.Header.State.Store(shmabi.StateStopping)
+	if !e.cut {
+		e.mem.block.Header.State.Store(shmabi.StateStopping)
+	}
 	return w.call(e.p, 20*time.Microsecond, time.Millisecond, "withdraw "+e.p.name, "withdraw", func() error {
 		e.linked = false
 		e.g.entries = slices.DeleteFunc(e.g.entries, func(x *entry) bool { return x == e })
@@ -306,7 +345,7 @@ func (x *rankPeer) ArenaHandle() [shmabi.HandleBytes]byte { return x.e.opts.Aren
 func (x *rankPeer) Block() *shmabi.ControlBlock           { return x.e.mem.block }
 func (x *rankPeer) Bytes() []byte                         { return x.e.mem.bytes }
 func (x *rankPeer) HasPidfd() bool                        { return !x.v.p.w.plan.blind }
-func (x *rankPeer) Fault(error) bool                      { return false }
+func (x *rankPeer) Fault(error) bool                      { return x.e.cut }
 func (x *rankPeer) Close() error                          { return nil }
 
 func (x *rankPeer) HasRail(name string) (int, bool) {
@@ -314,14 +353,19 @@ func (x *rankPeer) HasRail(name string) (int, bool) {
 	return i, i >= 0
 }
 
-func (x *rankPeer) Off() bool { return x.e.mem.block.Header.Flags.Load()&shmabi.FlagOff != 0 }
+func (x *rankPeer) Off() bool {
+	return !x.e.cut && x.e.mem.block.Header.Flags.Load()&shmabi.FlagOff != 0
+}
 
 func (x *rankPeer) Stopping() bool {
-	return x.e.mem.block.Header.State.Load() != shmabi.StateReady
+	return x.e.cut || x.e.mem.block.Header.State.Load() != shmabi.StateReady
 }
 
 func (x *rankPeer) Suspected(now time.Duration) (bool, string) {
-	if x.e.mem.block.Header.Life.Load()&shmabi.LifeOwnerDied != 0 {
+	switch {
+	case x.e.cut:
+		return true, "its file was truncated"
+	case x.e.mem.block.Header.Life.Load()&shmabi.LifeOwnerDied != 0:
 		return true, "its process died"
 	}
 	w := x.v.p.w
@@ -346,7 +390,7 @@ func (x *rankPeer) Closed() bool {
 
 func (x *rankPeer) Wake() bool {
 	w := x.v.p.w
-	if x.v.p.zombie() || w.opts.Bug == LostWake && w.ids%3 == 0 {
+	if x.v.p.zombie() || x.e.cut || w.opts.Bug == LostWake && w.ids%3 == 0 {
 		return false
 	}
 	return x.e.mem.block.Header.Wake.CompareAndSwap(1, 0)
@@ -361,7 +405,7 @@ func (x *rankPeer) Claim(sender shmabi.Identity, epoch uint64) (lane int, err er
 	for try := 0; !held; try++ {
 		err := w.call(p, 10*time.Microsecond, time.Millisecond, key, "claim: lock", func() error {
 			switch {
-			case e.died:
+			case e.died || e.cut:
 				return registry.ErrGone
 			case e.claims != nil:
 				if try >= 10 {
@@ -375,6 +419,10 @@ func (x *rankPeer) Claim(sender shmabi.Identity, epoch uint64) (lane int, err er
 				return err
 			}
 			e.claims = p
+			if !w.quiet && w.plan.hits > 0 && w.chance(1, 40) {
+				w.fault("killed while it claims", p.name)
+				w.kill(p, time.Duration(1+w.rng.Int64N(int64(20*time.Millisecond))))
+			}
 			return nil
 		})
 		if err != nil {
@@ -382,6 +430,10 @@ func (x *rankPeer) Claim(sender shmabi.Identity, epoch uint64) (lane int, err er
 		}
 	}
 	err = w.call(p, time.Microsecond, 500*time.Microsecond, key, "claim: ready", func() error {
+		if e.cut {
+			e.claims = nil
+			return registry.ErrGone
+		}
 		h := &e.mem.block.Lanes[lane].Header
 		if h.State.Load() == shmabi.LaneClaiming || w.opts.Bug == SharedLane {
 			h.Sender = sender

@@ -228,6 +228,9 @@ func (w *world) checkLanes() {
 			continue
 		}
 		for _, e := range p.entries {
+			if e.cut {
+				continue
+			}
 			for i := range shmabi.Lanes {
 				h := &e.mem.block.Lanes[i].Header
 				if h.State.Load() == shmabi.LaneFree {
@@ -336,6 +339,9 @@ func (w *world) checkLeaks() {
 			continue
 		}
 		for _, e := range p.entries {
+			if e.cut {
+				continue
+			}
 			for i := range shmabi.Lanes {
 				if s := e.mem.block.Lanes[i].Header.State.Load(); s != shmabi.LaneFree {
 					w.violate("lane %d of %s is left in state %d", i, p, s)
@@ -346,6 +352,11 @@ func (w *world) checkLeaks() {
 }
 
 func (w *world) giveBack() {
+	for _, r := range w.procs {
+		for _, e := range r.entries {
+			e.restore()
+		}
+	}
 	p := w.pool
 	p.arenas = append(p.arenas, w.used.arenas...)
 	p.parts = append(p.parts, w.used.parts...)

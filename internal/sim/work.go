@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/railhop/railhop"
@@ -23,6 +24,8 @@ type req struct {
 	fo, too  uint64
 	length   uint64
 	ready    bool // the source holds its bytes
+	op       railhop.Opcode
+	target   *proc
 	ended    bool
 	limbo    bool // given up, and listed as what may still land
 }
@@ -30,7 +33,6 @@ type req struct {
 // job is a batch.
 type job struct {
 	k         *worker
-	target    *proc
 	reqs      []*req
 	stream    uint64
 	named     bool          // the stream is given
@@ -48,6 +50,8 @@ type worker struct {
 	dev    *region
 	host   *region
 	ended  bool
+	open   chan struct{} // holds a token for each batch under way
+	wg     sync.WaitGroup
 	jobs   []*job
 	misses int // times that no destination was there
 }
@@ -61,7 +65,7 @@ func (p *proc) offer(e *railhop.Engine) error {
 	var regions []railhop.Region
 	w.mu.Lock()
 	for i := range w.plan.workers {
-		k := &worker{p: p, name: fmt.Sprintf("%s/w%d", p.name, i), left: w.plan.batches}
+		k := &worker{p: p, name: fmt.Sprintf("%s/w%d", p.name, i), left: w.plan.batches, open: make(chan struct{}, w.plan.depth)}
 		k.dev = w.memory(p, k.name+"/dev", gpu.DeviceMemory, p.gpus.own)
 		k.host = w.memory(p, k.name+"/host", gpu.HostMemory, "")
 		p.workers = append(p.workers, k)
@@ -131,10 +135,30 @@ func (k *worker) run() {
 		if j == nil {
 			continue
 		}
-		k.do(j)
-		if w.call(k.p, 0, 10*time.Microsecond, k.name, "batch returned", func() error { return nil }) != nil {
-			return
+		k.open <- struct{}{}
+		k.wg.Go(func() {
+			k.do(j)
+			w.call(k.p, 0, 10*time.Microsecond, fmt.Sprintf("%s %d", k.name, j.reqs[0].id), "batch returned", func() error { return nil })
+			<-k.open
+		})
+	}
+	k.wg.Wait()
+	k.leave()
+}
+
+// leave makes the worker's memory unknown: nothing may use it any more.
+func (k *worker) leave() {
+	w := k.p.w
+	for _, r := range []*region{k.dev, k.host} {
+		if err := k.p.engine.Unregister(r.addr); err != nil {
+			w.tracef("%s: %v", k.name, err)
+			continue
 		}
+		w.mu.Lock()
+		if n := len(r.reads) + len(r.writes); n > 0 && !k.p.dead && !k.p.asked {
+			w.violateLocked("%s was unregistered with %d requests open", r, n)
+		}
+		w.mu.Unlock()
 	}
 }
 
@@ -150,15 +174,24 @@ func (w *world) nextJob(k *worker) *job {
 		k.left--
 		return nil
 	}
-	t := targets[w.rng.IntN(len(targets))]
-	rail := w.rng.IntN(2)
-	if w.chance(2, 3) {
-		rail = 1 - k.p.role.rank%2 // the other one: it is what relays are for
+	// Where it goes: mostly one region, sometimes one after the other of several.
+	var places []*req
+	mixed := w.chance(1, 3)
+	for range 1 + w.rng.IntN(4) {
+		t := targets[w.rng.IntN(len(targets))]
+		rail := w.rng.IntN(2)
+		if w.chance(2, 3) {
+			rail = 1 - k.p.role.rank%2 // the other one: it is what relays are for
+		}
+		if to := w.destination(k, t, rail); to != nil {
+			places = append(places, &req{target: t, to: to})
+		}
+		if !mixed {
+			break
+		}
 	}
-	to := w.destination(k, t, rail)
-	if to == nil {
-		k.misses++
-		if k.misses > 50 {
+	if len(places) == 0 {
+		if k.misses++; k.misses > 50 {
 			k.left--
 		}
 		return nil
@@ -168,45 +201,66 @@ func (w *world) nextJob(k *worker) *job {
 	if w.chance(1, 8) {
 		from = k.host
 	}
-	j := &job{k: k, target: t}
+	j := &job{k: k}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.compare(to)
 	w.compare(from)
+	op := railhop.Write
+	if w.chance(1, 12) {
+		op = railhop.Read
+	}
 	n := 1 + w.rng.IntN(6)
-	var fo, too uint64
+	if mixed {
+		n = 4 + w.rng.IntN(20)
+	}
+	fo := uint64(0)
+	too := make(map[*region]uint64)
+	if len(from.reads)+len(from.writes) > 0 {
+		fo = uint64(w.rng.IntN(partBytes))
+	}
 	for i := range n {
-		length := uint64(1 + w.rng.IntN(4096))
+		r := *places[i%len(places)]
+		w.compare(r.to)
+		r.length = uint64(1 + w.rng.IntN(4096))
 		switch w.rng.IntN(6) {
 		case 0:
-			length = uint64(1 + w.rng.IntN(600<<10))
+			r.length = uint64(1 + w.rng.IntN(600<<10))
 		case 1, 2:
-			length = uint64(1 + w.rng.IntN(100<<10))
+			r.length = uint64(1 + w.rng.IntN(100<<10))
+		}
+		if too[r.to] == 0 && len(r.to.writes)+len(r.to.reads) > 0 {
+			too[r.to] = uint64(w.rng.IntN(partBytes))
 		}
 		if w.chance(1, 2) {
 			gap := uint64(w.rng.IntN(5000))
-			fo, too = fo+gap, too+gap*3
+			fo += gap
+			too[r.to] += gap * 3
 		}
-		if fo+length > partBytes || too+length > partBytes || from.busy(fo, length) || to.busy(too, length) {
-			break
+		if end := fo + r.length; end > partBytes || too[r.to]+r.length > partBytes || from.busy(fo, r.length) || r.to.busy(too[r.to], r.length) {
+			continue
 		}
 		w.serial++
-		r := &req{job: j, index: i, id: w.serial, from: from, to: to, fo: fo, too: too, length: length}
-		fo, too = fo+length, too+length
-		j.reqs = append(j.reqs, r)
+		r.job, r.index, r.id, r.from, r.fo, r.too = j, len(j.reqs), w.serial, from, fo, too[r.to]
+		fo += r.length
+		too[r.to] += r.length
+		r.op = op
+		if op == railhop.Read {
+			r.from, r.to, r.fo, r.too = r.to, r.from, r.too, r.fo
+		}
+		j.reqs = append(j.reqs, &r)
+		r.from.reads = append(r.from.reads, &r)
+		r.to.writes = append(r.to.writes, &r)
 	}
 	if len(j.reqs) == 0 {
 		return nil
 	}
-	if w.chance(1, 4) && k.p.gpus.own != "" {
-		j.named, j.stream = true, 7
+	if op == railhop.Write && w.chance(1, 4) && k.p.gpus.own != "" {
+		j.named, j.stream = true, uint64(7+w.rng.IntN(2))
 	}
 	for _, r := range j.reqs {
-		from.reads = append(from.reads, r)
-		to.writes = append(to.writes, r)
 		w.reqs = append(w.reqs, r)
-		from.unmark(r.fo, r.length)
-		to.unmark(r.too, r.length)
+		r.from.unmark(r.fo, r.length)
+		r.to.unmark(r.too, r.length)
 		if !j.named {
 			r.fill(w)
 		}
@@ -233,6 +287,15 @@ func (w *world) nextJob(k *worker) *job {
 	return j
 }
 
+// ends are the addresses here and at the target.
+func (r *req) ends() (local, remote uint64) {
+	from, to := r.from.addr+r.fo, r.to.addr+r.too
+	if r.op == railhop.Read {
+		return to, from
+	}
+	return from, to
+}
+
 // fill puts a request's bytes into its source.
 func (r *req) fill(w *world) {
 	copy(r.from.mem[r.fo:], w.pool.pattern(r.id, r.length))
@@ -243,14 +306,16 @@ func (r *req) fill(w *world) {
 func (k *worker) do(j *job) {
 	w := k.p.w
 	e := k.p.engine
-	id, err := e.OpenSegment(context.Background(), j.target.engine.Name())
-	if err != nil {
-		j.refused = err
-		return
-	}
+	var err error
 	reqs := make([]railhop.Request, len(j.reqs))
 	for i, r := range j.reqs {
-		reqs[i] = railhop.Request{Op: railhop.Write, Source: r.from.addr + r.fo, Target: id, TargetAddr: r.to.addr + r.too, Length: r.length}
+		id, err := e.OpenSegment(context.Background(), r.target.engine.Name())
+		if err != nil {
+			j.refused = err
+			return
+		}
+		reqs[i] = railhop.Request{Op: r.op, Target: id, Length: r.length}
+		reqs[i].Source, reqs[i].TargetAddr = r.ends()
 	}
 	j.batch = e.NewBatch(len(reqs))
 	if j.named {
@@ -392,7 +457,7 @@ func (w *world) ended(r *req) bool {
 	case railhop.Pending, railhop.Waiting:
 		return false
 	case railhop.Completed:
-		if !j.target.dead && !bytes.Equal(r.to.mem[r.too:r.too+r.length], w.pool.pattern(r.id, r.length)) {
+		if !r.to.proc.dead && !r.from.proc.dead && !bytes.Equal(r.to.mem[r.too:r.too+r.length], w.pool.pattern(r.id, r.length)) {
 			w.violate("request %d of %s is complete, and its bytes are not in place", r.id, j.k.name)
 		}
 		w.end(r, "complete")
@@ -415,7 +480,7 @@ func (w *world) ended(r *req) bool {
 // be written.
 func (w *world) mayLand(r *req) bool {
 	for _, l := range r.job.k.p.engine.MayLand() {
-		if l.Addr == r.to.addr+r.too && l.Length == r.length {
+		if _, remote := r.ends(); l.Addr == remote && l.Length == r.length {
 			return true
 		}
 	}
@@ -431,8 +496,10 @@ func (w *world) end(r *req, how string) {
 	r.from.reads = slices.DeleteFunc(r.from.reads, same)
 	r.to.writes = slices.DeleteFunc(r.to.writes, same)
 	w.serial++
-	copy(r.from.mem[r.fo:r.fo+r.length], w.pool.pattern(w.serial, r.length))
-	r.from.marks = append(r.from.marks, mark{r.fo, r.length, w.serial})
+	if !r.from.proc.dead {
+		copy(r.from.mem[r.fo:r.fo+r.length], w.pool.pattern(w.serial, r.length))
+		r.from.marks = append(r.from.marks, mark{r.fo, r.length, w.serial})
+	}
 	if !r.to.proc.dead {
 		w.serial++
 		copy(r.to.mem[r.too:r.too+r.length], w.pool.pattern(w.serial, r.length))
