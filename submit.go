@@ -224,8 +224,7 @@ func (e *Engine) relay(now time.Duration, t *ledger.Task, to *target, s *submiss
 		if err == nil {
 			names := to.named.of(e.rails, d)
 			facts.Preferred = preferred
-			n := copy2(rails[:], names, devices)
-			facts.Rails = rails[:n]
+			facts.Rails = namesOf(rails[:0], names, devices)
 		} else if errors.Is(err, xfer.ErrAddressNotFound) {
 			return xfer.NoTargetDevice
 		}
@@ -267,12 +266,12 @@ func (e *Engine) ended(t *ledger.Task) {
 	t.Explain(fmt.Errorf("%w; no relay served it: %v", t.Err(), t.Why))
 }
 
-func copy2(dst, names []string, devices []uint16) int {
-	n := min(len(dst), len(devices))
-	for i := range n {
-		dst[i] = names[devices[i]]
+// namesOf appends the rails of devices, as many as there is room for.
+func namesOf(dst, rails []string, devices []uint16) []string {
+	for _, d := range devices[:min(len(devices), cap(dst))] {
+		dst = append(dst, rails[d])
 	}
-	return n
+	return dst
 }
 
 // sourceOf says what the driver said of a source when it was registered. bus is our
@@ -298,7 +297,7 @@ func (e *Engine) goDirect(t *ledger.Task, to *target, q Request, f *pxn.Fence, w
 	if e.gone {
 		return ErrClosed
 	}
-	w := rdma.Work{Op: q.Op, Local: q.Source, Remote: q.TargetAddr, Length: q.Length, Target: to, Owner: t, Retry: int(t.Mark)}
+	w := rdma.Work{Op: q.Op, Local: q.Source, Remote: q.TargetAddr, Length: q.Length, Target: to, Owner: t, Retry: t.Mark}
 	if wait && f != nil {
 		done, err := f.Event.Done()
 		if err != nil {
