@@ -154,7 +154,7 @@ func (p *Path) refused(c *conn, err error) {
 // finish closes a connection. left says that the peer has closed its end. What is
 // under way ends, or, if it cannot land any more, goes back to the queue.
 func (p *Path) finish(c *conn, left bool, err error) {
-	if !left {
+	if !left && c.fifo.n > 0 {
 		// A reset makes the peer throw away what it has not read.
 		unix.SetsockoptLinger(c.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	}

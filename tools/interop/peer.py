@@ -1,0 +1,69 @@
+"""A process that runs Mooncake's own engine, driven by lines of JSON.
+
+    peer.py HOST METADATA SIZE
+
+It registers SIZE bytes, prints {"name": ..., "addr": ...}, and answers each line on
+standard input, a list of a verb and its arguments, with a line {"rc": ...}.
+"""
+
+import ctypes
+import json
+import os
+import sys
+
+from mooncake.engine import TransferEngine
+
+
+def main(host, metadata, size):
+    size = int(size)
+    engine = TransferEngine()
+    rc = engine.initialize(host, metadata, "tcp", "")
+    if rc != 0:
+        print(json.dumps({"rc": rc}), flush=True)
+        return
+    buf = (ctypes.c_char * size)()
+    addr = ctypes.addressof(buf)
+    rc = engine.register_memory(addr, size)
+    name = host
+    if metadata == "P2PHANDSHAKE":
+        name = "%s:%d" % (host, engine.get_rpc_port())
+    print(json.dumps({"rc": rc, "name": name, "addr": addr}), flush=True)
+    view = memoryview(buf).cast("B")
+
+    def load(path, off, n):
+        with open(path, "rb") as f:
+            return 0 if f.readinto(view[off : off + n]) == n else -1
+
+    def save(path, off, n):
+        with open(path, "wb") as f:
+            f.write(view[off : off + n])
+        return 0
+
+    def move(verb):
+        one = getattr(engine, "transfer_sync_" + verb)
+        many = getattr(engine, "batch_transfer_sync_" + verb)
+
+        def do(target, offs, remotes, lengths):
+            local = [addr + off for off in offs]
+            if len(local) == 1:
+                return one(target, local[0], remotes[0], lengths[0])
+            return many(target, local, remotes, lengths)
+
+        return do
+
+    verbs = {
+        "load": load,
+        "save": save,
+        "read": move("read"),
+        "write": move("write"),
+        "unregister": lambda: engine.unregister_memory(addr),
+        "probe": engine.send_probe,
+    }
+    for line in sys.stdin:
+        verb, *args = json.loads(line)
+        print(json.dumps({"rc": verbs[verb](*args)}), flush=True)
+
+
+main(*sys.argv[1:])
+sys.stdout.flush()
+os._exit(0)
