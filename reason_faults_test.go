@@ -146,6 +146,21 @@ func fullRegistry(r *rig) {
 	r.twice()
 }
 
+// truncated has the sender's own block cut short under it.
+func truncated(r *rig) {
+	r.open(options{})
+	r.write()
+	mine := fmt.Sprintf("%d.%d.*", os.Geteuid(), os.Getpid())
+	files, err := filepath.Glob(filepath.Join(r.registry, "g", mine))
+	if err != nil || len(files) != 1 {
+		r.Fatalf("entries %q, %v: want one", files, err)
+	}
+	if err := os.Truncate(files[0], 0); err != nil {
+		r.Fatal(err)
+	}
+	r.twice()
+}
+
 func reads(r *rig) {
 	r.open(options{})
 	r.seed = 77

@@ -29,3 +29,11 @@ func futexWait(word *atomic.Uint32, d time.Duration) {
 func futexWake(word *atomic.Uint32) {
 	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexOpWake, 1, 0, 0, 0)
 }
+
+// interrupt ends a thread's wait, by the signal that Go itself interrupts threads
+// with: the kernel begins the wait anew, and finds that the word is gone.
+func interrupt(tid int32) {
+	if tid != 0 {
+		unix.Tgkill(unix.Getpid(), int(tid), unix.SIGURG)
+	}
+}

@@ -19,10 +19,13 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The values of a wake word.
@@ -86,6 +89,7 @@ type Loop struct {
 
 	word  atomic.Pointer[atomic.Uint32] // the wake word; the loop's own until SetWord
 	own   atomic.Uint32
+	tid   atomic.Int32  // of the thread that Run turns on
 	parks atomic.Uint64 // returns from park
 
 	hasMail atomic.Bool
@@ -118,6 +122,8 @@ func (l *Loop) Parks() uint64 { return l.parks.Load() }
 func (l *Loop) Run(ctx context.Context) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	l.tid.Store(int32(unix.Gettid()))
+	defer l.tid.Store(0)
 	defer context.AfterFunc(ctx, l.Wake)()
 	if l.opts.OnThread != nil {
 		l.opts.OnThread()
@@ -185,12 +191,31 @@ func (l *Loop) SetWord(w *atomic.Uint32) error {
 
 // Wake rings the loop. It is one load if the loop is awake.
 func (l *Loop) Wake() {
-	word := l.word.Load()
-	if l.opts.Unpark == nil {
-		Ring(word)
-	} else if word.Load() == Asleep && word.CompareAndSwap(Asleep, Awake) {
-		l.opts.Unpark()
-	}
+	l.onWord(func(word *atomic.Uint32) {
+		if l.opts.Unpark == nil {
+			Ring(word)
+		} else if word.Load() == Asleep && word.CompareAndSwap(Asleep, Awake) {
+			l.opts.Unpark()
+		}
+	})
+}
+
+// onWord runs f on the wake word. That may lie in a file that somebody has cut
+// short: then the loop goes on with a word of its own, which no other process
+// rings.
+func (l *Loop) onWord(f func(*atomic.Uint32)) {
+	old := debug.SetPanicOnFault(true)
+	defer func() {
+		debug.SetPanicOnFault(old)
+		if v := recover(); v != nil {
+			if fault, ok := v.(interface{ Addr() uintptr }); !ok || fault.Addr() < 4096 {
+				panic(v)
+			}
+			l.word.Store(&l.own)
+			interrupt(l.tid.Load()) // nothing rings a word that is gone
+		}
+	}()
+	f(l.word.Load())
 }
 
 // Ring wakes the loop that sleeps on word, if it does, in whichever process.
@@ -239,15 +264,14 @@ func (l *Loop) Turn() (limit time.Duration, cold bool) {
 	if now-l.lastBusy < l.opts.SpinFor {
 		return 0, false // no Gosched: giving up a locked thread costs more than the spin
 	}
-	word := l.word.Load()
-	word.Store(Asleep)
+	l.onWord(func(w *atomic.Uint32) { w.Store(Asleep) })
 	for _, s := range l.steps {
 		if d := s.Arm(now); d > 0 && (limit == 0 || d < limit) {
 			limit = d
 		}
 	}
 	if l.step(l.opts.Now()) {
-		word.Store(Awake)
+		l.onWord(func(w *atomic.Uint32) { w.Store(Awake) })
 		l.lastBusy = l.opts.Now()
 		return 0, false
 	}
@@ -255,10 +279,13 @@ func (l *Loop) Turn() (limit time.Duration, cold bool) {
 }
 
 // Asleep reports whether the loop has announced that it sleeps and nobody has rung.
-func (l *Loop) Asleep() bool { return l.word.Load().Load() == Asleep }
+func (l *Loop) Asleep() (asleep bool) {
+	l.onWord(func(w *atomic.Uint32) { asleep = w.Load() == Asleep })
+	return asleep
+}
 
 // Resume ends the sleep that Turn has announced.
 func (l *Loop) Resume() {
-	l.word.Load().Store(Awake)
+	l.onWord(func(w *atomic.Uint32) { w.Store(Awake) })
 	l.parks.Add(1)
 }

@@ -94,8 +94,8 @@ func (c *conn) watch(now time.Duration) (busy bool) {
 			case c.suspected:
 				c.takeBack(now, p, c.why)
 				busy = true
-			case c.stopping && c.tx.Revoke(p.seq):
-				c.move(p, xfer.RelayStopping, "peer", c.claim.Peer.Name())
+			case (c.stopping || c.released && c.why != xfer.PXNOff) && c.tx.Revoke(p.seq):
+				c.move(p, c.why, "peer", c.claim.Peer.Name())
 				c.hold(p)
 				busy = true
 			case p.rung && now-max(p.since, c.lastDone) > c.path.opts.Credit && !c.hopeless(p):
