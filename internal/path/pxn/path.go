@@ -392,8 +392,6 @@ func (p *Path) Status() []Status {
 // Close ends the goroutines and frees what is spare. The pump no longer steps the
 // path.
 func (p *Path) Close() error {
-	println("CLOSE conns", len(p.conns), "rails", len(p.rails))
-	for _, c := range p.conns { println("  conn", c.leaving, c.ended, c.blind, c.tx.InFlight(), len(c.linger)) }
 	p.cancel()
 	p.wg.Wait()
 	p.readMail()
