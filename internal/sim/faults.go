@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/railhop/railhop/internal/shmabi"
@@ -83,7 +84,8 @@ func (w *world) inject() {
 			p.gpus.drop()
 		}
 	case 12:
-		if len(p.entries) > 0 {
+		// Toward a target without the fence nobody could ever tell that the way is closed.
+		if len(p.entries) > 0 && !slices.ContainsFunc(w.roles, func(r *role) bool { return r.noFence }) {
 			w.fault("file truncated", p.name)
 			p.entries[0].truncate()
 			p.early = true

@@ -270,7 +270,7 @@ func (w *world) step() {
 	w.result.Events++
 	w.events++
 	if w.events > maxEvents {
-		w.violate("%d events and no end", maxEvents)
+		w.stuck(fmt.Sprintf("%d events and no end", maxEvents))
 		return
 	}
 	now := w.now()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"time"
 
@@ -197,7 +198,7 @@ func (w *world) clearAway() {
 			if !p.dead {
 				continue
 			}
-			if !p.shutting && (p.ready || p.engine != nil) {
+			if !p.shutting && !p.asked && (p.ready || p.engine != nil) {
 				p.shutting = true
 				w.shut(p)
 			}
@@ -215,6 +216,10 @@ func (w *world) clearAway() {
 	})
 	if !ok && !bad {
 		w.violate("%d processes and workers are left", n)
+		if w.opts.Trace != nil {
+			stacks := make([]byte, 1<<20)
+			fmt.Fprintf(w.opts.Trace, "%s\n", stacks[:runtime.Stack(stacks, true)])
+		}
 	}
 	w.over = w.over || bad
 }
