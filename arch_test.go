@@ -56,7 +56,7 @@ var layers = [][]string{
 }
 
 // testSupport may import anything, and is imported by tests alone.
-var testSupport = []string{"internal/testkit", "internal/faulttest", "internal/nic/nictest", "internal/gpu/gputest", "internal/endpoint/endpointtest", "internal/sim"}
+var testSupport = []string{"internal/testkit", "internal/faulttest", "internal/nic/nictest", "internal/gpu/gputest", "internal/endpoint/endpointtest", "internal/pxntest", "internal/sim", "internal/lane/model"}
 
 // banned lists what may be used in a few places only. A use is an import path,
 // or an import path and the names in it that are meant.
