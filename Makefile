@@ -25,7 +25,7 @@ TEST_TIMEOUT ?= 8m
 inprocess = $(shell go list ./... | grep -vxF $(MULTIPROCESS:%=-e github.com/railhop/%))
 race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(TEST_RACE)),$(inprocess)))
 
-.PHONY: help setup build demo test lint race fuzz sim bugs bench clean
+.PHONY: help setup build demo test lint race fuzz model sim bugs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ lint: setup ## gofmt, go vet and staticcheck, for amd64 and arm64
 
 fuzz: setup ## run each fuzz target for FUZZTIME (1m)
 	@tools/fuzz.sh $(FUZZTIME)
+
+model: ## check the lane exhaustively: every interleaving and fault within bounds
+	go test -count=1 -timeout 30m -run '^TestFull$$' ./internal/lane/model -v -args -full
 
 sim: ## run SEEDS (20000) seeds of the simulation, from FROM; TRACE=1 prints what happens
 	GOMAXPROCS=1 go test -count=1 -timeout 0 -run '^TestSeeds$$' -v ./internal/sim -args -seeds $(SEEDS) -from $(FROM) $(if $(TRACE),-trace)
