@@ -322,8 +322,10 @@ func (e *Engine) joinRank(bus string) {
 		}
 		r, why, err := newRank(h, o)
 		if err != nil {
-			h.why = why
-			e.stayOff(h.why, "gpu", bus, "err", err)
+			if why != xfer.RegistryBusy { // that one is tried again when GPU memory is registered
+				h.why = why
+			}
+			e.stayOff(why, "gpu", bus, "err", err)
 			return
 		}
 		h.rank = r
