@@ -25,10 +25,10 @@ TEST_TIMEOUT ?= 8m
 inprocess = $(shell go list ./... | grep -vxF $(MULTIPROCESS:%=-e github.com/railhop/%))
 race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(TEST_RACE)),$(inprocess)))
 
-.PHONY: help setup build demo test lint race fuzz model sim bugs bench clean
+.PHONY: help setup build demo test lint race fuzz model sim bugs bench bench-gpu clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install what is missing and fetch the modules
 	@tools/setup.sh
@@ -68,6 +68,10 @@ bugs: ## how many seeds of the simulation it takes to find each planted bug
 
 bench: setup ## run every benchmark
 	go test -run '^$$' -bench . -benchmem -timeout 20m ./...
+
+bench-gpu: setup ## measure the GPU layer, on a machine with a GPU, and write docs/benchmarks.md
+	go run ./bench/gpu
+	go run ./bench/gpu -docs
 
 clean: ## remove what was built
 	rm -rf bin report*.html

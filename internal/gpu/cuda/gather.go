@@ -127,25 +127,22 @@ type filling struct {
 }
 
 // cutBytes is what runs are cut to, so that there is some for each warp of so many
-// blocks, but no more than that: each cut costs time here and there.
+// blocks, but no more than that: each cut costs time here and there. Of many copies
+// none is long.
 func cutBytes(blocks int, copies []gpu.Copy) uint64 {
-	const (
-		few   = 256 // copies that are worth adding up
-		piece = 8 << 20
-		least = 4 << 10
-	)
-	total := uint64(piece)
-	if len(copies) <= few {
-		total = 0
-		for i := range copies {
-			total += copies[i].Length
-		}
+	const few, half, least, most = 256, 4 << 20, 4 << 10, 16 << 10
+	if len(copies) > few {
+		return most
+	}
+	total := uint64(0)
+	for i := range copies {
+		total += copies[i].Length
 	}
 	cut := uint64(least)
-	if total >= piece/2 {
+	if total >= half {
 		cut *= 2
 	}
-	for most := total / uint64(blocks*32); cut < 16<<10 && 2*cut <= most; {
+	for each := total / uint64(blocks*32); cut < most && 2*cut <= each; {
 		cut *= 2
 	}
 	return cut

@@ -224,22 +224,25 @@ func TestFatal(t *testing.T) {
 			defer unmap()
 			_ = words
 			f.sticky(code)
-			for what, try := range map[string]func() error{
-				"Copy":         func() error { return s.Copy([]gpu.Copy{{Dst: src, Src: src + 100, Length: 10}}) },
-				"Write64":      func() error { return s.Write64(bell, 1) },
-				"Record":       func() error { return s.Record(e) },
-				"Wait":         func() error { return s.Wait(e) },
-				"Idle":         func() error { _, err := s.Idle(); return err },
-				"Done":         func() error { _, err := e.Done(); return err },
-				"Alloc":        func() error { _, err := d.Alloc(1); return err },
-				"Import":       func() error { _, err := d.Import(gpu.Handle{}, 1); return err },
-				"CopyIn":       func() error { return d.CopyIn(src, []byte{1}) },
-				"RecordCaller": func() error { return d.RecordCaller(0, e) },
-				"NewStream":    func() error { _, err := d.NewStream(); return err },
-				"Open":         func() error { _, err := p.Open(d.Info().BusID); return err },
+			for _, tc := range []struct {
+				what string
+				try  func() error
+			}{
+				{"Copy", func() error { return s.Copy([]gpu.Copy{{Dst: src, Src: src + 100, Length: 10}}) }},
+				{"Write64", func() error { return s.Write64(bell, 1) }},
+				{"Record", func() error { return s.Record(e) }},
+				{"Wait", func() error { return s.Wait(e) }},
+				{"Idle", func() error { _, err := s.Idle(); return err }},
+				{"Done", func() error { _, err := e.Done(); return err }},
+				{"Alloc", func() error { _, err := d.Alloc(1); return err }},
+				{"Import", func() error { _, err := d.Import(gpu.Handle{}, 1); return err }},
+				{"CopyIn", func() error { return d.CopyIn(src, []byte{1}) }},
+				{"RecordCaller", func() error { return d.RecordCaller(0, e) }},
+				{"NewStream", func() error { _, err := d.NewStream(); return err }},
+				{"Open", func() error { _, err := p.Open(d.Info().BusID); return err }},
 			} {
-				if err := try(); !errors.Is(err, gpu.ErrFatal) {
-					t.Errorf("%s: err = %v, want %v", what, err, gpu.ErrFatal)
+				if err := tc.try(); !errors.Is(err, gpu.ErrFatal) {
+					t.Errorf("%s: err = %v, want %v", tc.what, err, gpu.ErrFatal)
 				}
 			}
 			if n := strings.Count(log.String(), "GPU lost"); n != 1 {
@@ -278,6 +281,46 @@ func TestOpenFails(t *testing.T) {
 			_, err := Open(Options{Library: tc.library})
 			if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), tc.word) {
 				t.Errorf("err = %v, want %v with %q", err, errors.ErrUnsupported, tc.word)
+			}
+		})
+	}
+}
+
+// TestInfo has what each driver can do, known before a device is opened or found out
+// then.
+func TestInfo(t *testing.T) {
+	for _, tc := range []struct {
+		name          string
+		opts          Options
+		macros        []string
+		listed, found gpu.Info
+	}{
+		{"all", Options{}, []string{"DRIVER=13000"}, gpu.Info{StreamMemOps: true, BatchedCopy: true}, gpu.Info{StreamMemOps: true, BatchedCopy: true}},
+		{"attribute without its call", Options{}, []string{"DRIVER=13000", "NO_WRITE64_V2"}, gpu.Info{BatchedCopy: true}, gpu.Info{BatchedCopy: true}},
+		{"driver too old for the call", Options{}, []string{"DRIVER=11000"}, gpu.Info{BatchedCopy: true}, gpu.Info{BatchedCopy: true}},
+		{"driver too old for the kernel", Options{}, []string{"DRIVER=10020", "WRITE64_V1=1"}, gpu.Info{StreamMemOps: true}, gpu.Info{StreamMemOps: true}},
+		{"no kernel wanted", Options{NoKernel: true}, []string{"DRIVER=13000"}, gpu.Info{StreamMemOps: true}, gpu.Info{StreamMemOps: true}},
+		{"no compiler", Options{}, []string{"DRIVER=13000", "LOAD_ERROR=221"}, gpu.Info{StreamMemOps: true, BatchedCopy: true}, gpu.Info{StreamMemOps: true}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p, _ := fake(t, tc.opts, tc.macros...)
+			check := func(when string, want gpu.Info) {
+				t.Helper()
+				infos, err := p.Devices()
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, got := range infos {
+					if got.StreamMemOps != want.StreamMemOps || got.BatchedCopy != want.BatchedCopy {
+						t.Errorf("%s: %+v, want what %+v can", when, got, want)
+					}
+				}
+			}
+			check("listed", tc.listed)
+			d := first(t, p)
+			check("opened", tc.found)
+			if (d.d.kernel != 0) != tc.found.BatchedCopy {
+				t.Errorf("kernel = %#x", d.d.kernel)
 			}
 		})
 	}

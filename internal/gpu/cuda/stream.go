@@ -123,9 +123,11 @@ func (s *Stream) Wait(e gpu.Event) error {
 	if err := s.begin("wait"); err != nil {
 		return err
 	}
-	err = s.await(s.handle, ev.handle)
-	if err == nil && s.wide.on {
-		err = s.await(s.wide.side, ev.handle)
+	streams, n := s.wide.streams(s.handle)
+	for _, stream := range streams[:n] {
+		if err = s.await(stream, ev.handle); err != nil {
+			break
+		}
 	}
 	return s.end("wait", err)
 }
@@ -181,10 +183,7 @@ func (s *Stream) bellAt(addr uint64) error {
 func (s *Stream) write(addr, value uint64) error {
 	stream := s.handle
 	if s.wide.on {
-		var err error
-		if stream, err = s.bellStream(); err != nil {
-			return err
-		}
+		stream, s.wide.rung = s.wide.bell, true
 	}
 	return s.d.check("cuStreamWriteValue64", s.f.call(s.d.write64, uintptr(stream), uintptr(addr), uintptr(value), 0))
 }

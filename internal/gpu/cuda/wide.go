@@ -26,8 +26,7 @@ type wide struct {
 
 	side, bell uint64    // CUstreams
 	tails      [3]uint64 // events: of the stream itself, side, bell
-	unheard    [2]bool   // has copies that bell does not wait for yet
-	rung       bool      // bell has stored something since it was entered
+	rung       bool      // bell has stored something since the fork
 
 	// recent is the copies of each stream that the other does not wait for.
 	recent [2][]gpu.Copy
@@ -104,57 +103,42 @@ func (s *Stream) long(c gpu.Copy) error {
 		}
 	}
 	w.recent[me] = append(w.recent[me], c)
-	w.unheard[me] = true
 	w.turn = other
-	return s.engineCopy(&c, streams[me])
-}
-
-// fork has side wait for all that the stream was given so far.
-func (s *Stream) fork() error {
-	w := &s.wide
-	if err := s.mark(w.tails[0], s.handle); err != nil {
+	if err := s.engineCopy(&c, streams[me]); err != nil {
 		return err
 	}
+	// At once, and not when a doorbell is due: that it waits for two streams then
+	// costs the device 3 microseconds, and this nothing that can be seen.
+	return s.link(streams[me], w.bell, w.tails[me])
+}
+
+// link has to wait for what from was given so far.
+func (s *Stream) link(from, to, event uint64) error {
+	if err := s.mark(event, from); err != nil {
+		return err
+	}
+	return s.await(to, event)
+}
+
+// fork has side and bell wait for all that the stream was given so far.
+func (s *Stream) fork() error {
+	w := &s.wide
 	w.on, w.turn, w.rung = true, 1, false
-	w.unheard = [2]bool{true, false} // a doorbell before this may still be due
 	w.recent[0], w.recent[1] = w.recent[0][:0], w.recent[1][:0]
-	return s.await(w.side, w.tails[0])
+	if err := s.link(s.handle, w.side, w.tails[0]); err != nil {
+		return err
+	}
+	return s.await(w.bell, w.tails[0])
 }
 
 // meet has the two streams wait for each other.
 func (s *Stream) meet() error {
 	w := &s.wide
 	w.recent[0], w.recent[1] = w.recent[0][:0], w.recent[1][:0]
-	for _, step := range [2]struct{ to, from, event uint64 }{
-		{s.handle, w.side, w.tails[1]}, {w.side, s.handle, w.tails[0]},
-	} {
-		if err := s.mark(step.event, step.from); err != nil {
-			return err
-		}
-		if err := s.await(step.to, step.event); err != nil {
-			return err
-		}
+	if err := s.link(w.side, s.handle, w.tails[1]); err != nil {
+		return err
 	}
-	return nil
-}
-
-// bellStream returns the stream that stores doorbells, once it waits for all copies.
-func (s *Stream) bellStream() (uint64, error) {
-	w := &s.wide
-	for i, stream := range [2]uint64{s.handle, w.side} {
-		if !w.unheard[i] {
-			continue
-		}
-		if err := s.mark(w.tails[i], stream); err != nil {
-			return 0, err
-		}
-		if err := s.await(w.bell, w.tails[i]); err != nil {
-			return 0, err
-		}
-		w.unheard[i] = false
-	}
-	w.rung = true
-	return w.bell, nil
+	return s.link(s.handle, w.side, w.tails[0])
 }
 
 // narrow has the stream itself wait for the others, before anything but a long copy.
@@ -165,19 +149,10 @@ func (s *Stream) narrow() error {
 		return nil
 	}
 	w.on = false
-	if err := s.mark(w.tails[1], w.side); err != nil {
+	if err := s.link(w.side, s.handle, w.tails[1]); err != nil || !w.rung {
 		return err
 	}
-	if err := s.await(s.handle, w.tails[1]); err != nil {
-		return err
-	}
-	if !w.rung {
-		return nil
-	}
-	if err := s.mark(w.tails[2], w.bell); err != nil {
-		return err
-	}
-	return s.await(s.handle, w.tails[2])
+	return s.link(w.bell, s.handle, w.tails[2])
 }
 
 // touches reports whether c writes what one of copies reads or writes, or reads what
