@@ -16,6 +16,7 @@ type explorer struct {
 	tx    tx
 	rx    rx
 	ends  [maxSenders][maxLanes]*lane.Sender
+	blind [maxSenders]*lane.Sender
 	lanes [maxLanes]*lane.Relay
 
 	next  state // scratch
@@ -44,6 +45,10 @@ func newExplorer(c Config) *explorer {
 		for i := range c.Senders {
 			e.ends[i][k] = lane.NewSender(m, g, uint64(i+1))
 		}
+	}
+	for i := range c.Senders {
+		e.blind[i] = lane.NewSender(mem{}, g, uint64(i+1))
+		e.blind[i].Blind()
 	}
 	e.seen.init()
 	e.seed = maphash.MakeSeed()
@@ -146,11 +151,11 @@ func (e *explorer) ended(s *state) bool {
 				return false
 			}
 		}
-		if int(l.next) < e.cfg.Pieces && g.claims > 0 && g.life == alive && w.broken == 0 {
+		if int(l.next) < e.cfg.Pieces && g.claims > 0 && g.life == alive && g.cut == 0 && w.broken == 0 {
 			return false
 		}
 	}
-	if g.life == alive {
+	if g.life == alive && g.cut == 0 {
 		if g.leaving != 0 {
 			return false
 		}
@@ -198,7 +203,12 @@ func (e *explorer) expand(s *state, f func(fault bool, bad *Violation)) {
 	}
 	g := &s.shared
 	if g.life == alive {
-		e.relay(s, f)
+		if c.Truncate && g.faults > 0 && g.cut == 0 {
+			env(true, x.truncate)
+		}
+		if g.cut == 0 {
+			e.relay(s, f)
+		}
 		if g.live == 0 {
 			env(false, x.connect)
 		}
@@ -294,6 +304,10 @@ func (e *explorer) stepSender(s *state, i int, r *run, f func(bool, *Violation))
 	t.i, t.l = i, s.senders[i]
 	t.l.run = run{}
 	t.end = e.ends[i][t.l.lane]
+	if t.l.blind != 0 {
+		t.end = e.blind[i]
+	}
+	t.faults = s.shared.cut != 0 && t.l.blind == 0
 	unpack(t.l.tx[:3+2*e.cfg.Slots], t.end.Restore)
 	if t.trace {
 		t.said = fmt.Sprintf("sender %d, %s:", i+1, senderActions[r.action])
@@ -303,6 +317,10 @@ func (e *explorer) stepSender(s *state, i int, r *run, f func(bool, *Violation))
 		return
 	case further:
 		e.next.senders[i].run = t.run
+	case fault: // it is left where it was
+		t.say("fault")
+		t.faulted()
+		t.save()
 	default:
 		t.save()
 	}
@@ -311,7 +329,7 @@ func (e *explorer) stepSender(s *state, i int, r *run, f func(bool, *Violation))
 
 // asFault reports whether an action must not be what ends a state's waiting.
 func asFault(s *state, action uint8) bool {
-	return action == doTakeBack || action == doTimeOut || action == doSuspect && s.shared.life == alive
+	return action == doTakeBack || action == doTimeOut || action == doSuspect && s.shared.life == alive && s.shared.cut == 0
 }
 
 func (e *explorer) relay(s *state, f func(bool, *Violation)) {

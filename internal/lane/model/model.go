@@ -54,6 +54,9 @@ const (
 	DropOnError      // an error completion before the bell was seen loses the piece
 	RingUncopied     // what is left is rung for although its copy failed
 	ExitBlind        // a relay that leaves frees its arena by what it knows of its lanes
+	LostInPublish    // a piece whose descriptor's memory is gone is forgotten
+	LostInReap       // and so is one whose lane's memory is gone while it is reaped
+	BlindClaim       // what a blind lane cannot revoke is taken for copied
 	DeadStreamUnseen // nobody looks whether the stream of a silent piece failed
 	bugs
 )
@@ -63,7 +66,7 @@ var bugNames = [...]string{
 	"free on suspicion", "free state first", "forgets a dead sender", "relay wakes before it stores", "relay looks once",
 	"bell before copy", "bell before commit", "sender wakes before it stores", "skip the fence",
 	"fence covers what is claimed later", "slot reused on revoke", "source freed on revoke", "piece dropped on error",
-	"uncopied piece rung", "arena freed unseen", "dead stream unseen",
+	"uncopied piece rung", "arena freed unseen", "piece lost in publish", "piece lost in reap", "blind claim", "dead stream unseen",
 }
 
 func (b Bug) String() string { return bugNames[b] }
@@ -81,6 +84,7 @@ type Config struct {
 	Stops    bool // the relay may leave
 	CPUBell  bool // the CPU rings, not the stream
 	Leave    bool // senders may give their lane back before their last piece
+	Truncate bool // the relay's file may be cut short, which counts as a fault
 	Outlives bool // posted work outlives its process, as the software NIC's; only the fence counts
 	Park     bool // the pumps sleep; a sender that waits for its relay relies on being woken
 	Strict   bool // so does a relay that waits for a sender's GPU, which does not fail then

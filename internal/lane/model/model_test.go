@@ -24,6 +24,8 @@ var small = []Config{
 	{Name: "a NIC whose work outlives its process", Senders: 1, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 1, Faults: 2, Outlives: true},
 	{Name: "lanes given back at any time", Senders: 1, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 2, Faults: 1, Leave: true},
 	{Name: "a relay that leaves", Senders: 1, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 2, Faults: 1, Stops: true},
+	{Name: "a file cut short", Senders: 1, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 1, Faults: 2, Truncate: true},
+	{Name: "a file cut short, every access a step", Senders: 1, Lanes: 1, Slots: 1, Pieces: 1, Epochs: 1, Faults: 2, Truncate: true, Fine: true},
 	{Name: "pumps that sleep", Senders: 1, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 1, Faults: 1, Park: true},
 	{Name: "pumps that sleep without a limit", Senders: 1, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 1, Faults: 1, Park: true, Strict: true},
 }
@@ -69,6 +71,8 @@ func TestBugs(t *testing.T) {
 	fine := Config{Name: "every access a step", Senders: 1, Lanes: 1, Slots: 1, Pieces: 2, Epochs: 1, Faults: 1, Patience: 1, Fine: true}
 	again := Config{Name: "a lane claimed again", Senders: 2, Lanes: 1, Slots: 2, Pieces: 1, Epochs: 2, Faults: 1}
 	leaves := Config{Name: "a relay that leaves", Senders: 1, Lanes: 1, Slots: 1, Pieces: 1, Epochs: 1, Stops: true}
+	cut := Config{Name: "a file cut short", Senders: 1, Lanes: 1, Slots: 1, Pieces: 1, Epochs: 1, Faults: 1, Truncate: true}
+	fineCut := Config{Name: "a file cut short, every access a step", Senders: 1, Lanes: 1, Slots: 1, Pieces: 1, Epochs: 1, Faults: 2, Truncate: true, Fine: true}
 	sleeps := Config{Name: "pumps that sleep", Senders: 1, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 1, Park: true}
 	strict := Config{Name: "pumps that sleep without a limit", Senders: 1, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 1, Park: true, Strict: true}
 	two := Config{Name: "two slots", Senders: 1, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 1, Faults: 1, Patience: 1}
@@ -98,6 +102,9 @@ func TestBugs(t *testing.T) {
 		{DropOnError, one, "once"},
 		{RingUncopied, one, "content"},
 		{ExitBlind, leaves, "arena"},
+		{LostInPublish, cut, "stuck"},
+		{LostInReap, fineCut, "stuck"},
+		{BlindClaim, cut, "source"},
 		{DeadStreamUnseen, one, "stuck"},
 	} {
 		t.Run(tc.bug.String(), func(t *testing.T) {

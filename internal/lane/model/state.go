@@ -92,6 +92,7 @@ type shared struct {
 	wake     uint8 // its wake word
 	stopped  uint8 // the relay has been stopped: its heartbeat may be found stale
 	live     uint8 // its newest queue pairs are open at the target
+	cut      uint8 // the relay's file is: it takes no more steps, and its memory is gone
 	leaving  uint8 // the relay takes nothing new, and will be gone
 	bound    uint8 // those that the piece being taken is bound to are
 	flock    uint8 // holder: 0 none, 1 and up a sender, 0xff the relay
@@ -128,6 +129,8 @@ type sender struct {
 	asking      uint8
 	asked       uint8
 	fenced      uint8
+	blind       uint8 // the lane's memory is gone
+	head        uint8 // the piece that is being published
 	next        uint8 // index of the piece to be published next
 	parked      uint8
 }

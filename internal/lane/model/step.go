@@ -16,6 +16,7 @@ type step struct {
 	run     run // of the action, as it goes on
 	i, j    uint8
 	did     bool // the one access was made
+	faults  bool // the next one does
 	live    bool // what runs now runs for the first time
 	later   struct{ slot, status uint8 }
 	putting uint8 // sequence whose descriptor is being written
@@ -31,10 +32,12 @@ type stop string
 const (
 	further stop = "one access further"
 	blocked stop = "the access would block"
+	fault   stop = "the memory is gone"
 )
 
 func (x *step) reset(s *state, r *run) {
 	x.s, x.run, x.i, x.j = s, *r, 0, 0
+	x.faults = false
 	x.did, x.live, x.bad, x.said, x.freeing = false, r.done == 0, nil, "", false
 }
 
@@ -44,6 +47,9 @@ func (x *step) turn() bool {
 	if x.i < x.run.done {
 		x.i++
 		return false
+	}
+	if x.faults {
+		panic(fault)
 	}
 	if x.did {
 		panic(further)

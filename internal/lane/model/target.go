@@ -94,6 +94,15 @@ func (x *step) crashRelay() {
 	x.say("crash")
 }
 
+// truncate cuts the relay's file short: whoever touches it faults. The relay's
+// process lives on, and so does its NIC.
+func (x *step) truncate() {
+	x.s.shared.faults--
+	x.s.shared.cut, x.s.shared.bound = 1, 0
+	x.s.relay = relay{}
+	x.say("the relay's file is cut short")
+}
+
 func (x *step) closeRelay() {
 	x.s.shared.life = closed
 	if !x.cfg.Outlives {
