@@ -38,7 +38,7 @@ var layers = [][]string{
 	2: { // providers, joints, decisions
 		"internal/gpu/cuda", "internal/gpu/gpufault", "internal/gpu/softgpu",
 		"internal/nic/nicfault", "internal/nic/softnic", "internal/nic/verbs",
-		"internal/endpoint", "internal/handshake", "internal/lane", "internal/registry", "internal/segment",
+		"internal/endpoint", "internal/handshake", "internal/lane", "internal/metadata", "internal/registry", "internal/segment",
 		"internal/ledger", "internal/plan",
 	},
 	3: { // ways; config, which only the root and what is above may read

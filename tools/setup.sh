@@ -20,5 +20,14 @@ if ! command -v gcc >/dev/null; then
 	apt-get install -qq -y --no-install-recommends gcc libc6-dev >/dev/null
 fi
 
+# Real metadata servers for tests, which skip without them.
+if ! { command -v etcd && command -v redis-server; } >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+	echo "setup: installing etcd and Redis"
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update -qq
+	apt-get install -qq -y --no-install-recommends etcd-server etcd-client redis-server redis-tools >/dev/null ||
+		echo "setup: cannot install them: their tests are skipped" >&2
+fi
+
 # What is in the module cache already needs no network.
 go mod download
