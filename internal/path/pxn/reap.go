@@ -30,7 +30,7 @@ func (c *conn) reap(now time.Duration) (busy bool) {
 			c.closing--
 			p.state = flying
 		}
-		p.rung = p.rung || !c.broken && c.tx.Rung() >= seq
+		p.rung = p.rung || c.rungSeen >= seq // and no look at the lane: it may be gone by now, and p with it
 		switch {
 		case p.state == moved:
 			c.settle(p)

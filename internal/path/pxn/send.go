@@ -97,18 +97,19 @@ func (c *conn) cut() uint64 {
 
 // publish hands the head to the relay.
 func (c *conn) publish(now time.Duration) {
-	p := c.head
-	c.head = nil
+	p := c.head // until it is committed: a lane whose memory goes meanwhile finds it there
 	slot := c.claim.Geometry.Slot(c.tx.Next())
 	p.plan(c.arena + c.claim.Geometry.Offset(c.claim.Lane, slot))
 	err := c.tx.Prepare(p.rail, p.target.Session, p.plans, uint32(p.bytes))
 	if err != nil {
+		c.head = nil
 		p.rung = true // no copy was started
 		c.move(p, xfer.BadPieces, "err", err)
 		c.path.freePiece(p)
 		return
 	}
 	p.seq, p.state, p.since = c.tx.Commit(), flying, now
+	c.head = nil
 	c.flight[slot] = p
 	c.bytes += p.bytes
 	c.claim.Peer.Wake()
