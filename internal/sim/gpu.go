@@ -226,12 +226,17 @@ func (c *card) RecordCaller(id uint64, e gpu.Event) error {
 
 // SyncCaller implements [gpu.Device].
 func (c *card) SyncCaller(id uint64) error {
+	w := c.g.p.w
+	w.mu.Lock()
 	s := c.g.caller(id)
+	w.mu.Unlock()
 	for {
-		w := c.g.p.w
 		w.mu.Lock()
-		idle := len(s.ops) == 0 || c.g.p.zombie()
+		idle, lost := len(s.ops) == 0 || c.g.p.zombie(), c.g.lost
 		w.mu.Unlock()
+		if lost {
+			return gpu.ErrFatal
+		}
 		if idle {
 			return nil
 		}
