@@ -18,14 +18,20 @@ import (
 	"github.com/railhop/railhop/internal/pump"
 	"github.com/railhop/railhop/internal/registry"
 	"github.com/railhop/railhop/internal/wire"
+	"github.com/railhop/railhop/internal/xfer"
 )
 
 // Config says how an [Engine] is set up. Get one from [Defaults] or
 // [FromEnvironment] and change what is needed: the zero value is not valid.
 type Config struct {
 	// Host is the name or address that peers dial, without a port: the port is
-	// drawn at random from the settings' range, as Mooncake does.
+	// drawn at random from the settings' range, as Mooncake does. With a metadata
+	// server it is the segment's name as it stands, port or not, and the address to
+	// be dialled is that of MC_TCP_BIND_ADDRESS, or else the host's first.
 	Host string
+	// Metadata is where descriptors are kept: http://…, etcd://… or redis://…. "" or
+	// P2PHANDSHAKE means that peers tell of themselves.
+	Metadata string
 	// SingleNode allows names that no other node can dial, such as localhost.
 	SingleNode bool
 	// Protocol is "rdma", "tcp", or "" for RDMA where there is a NIC, else TCP. RDMA
@@ -158,6 +164,12 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) validate() error {
+	if c.served() {
+		if c.Host == "" {
+			return fmt.Errorf("railhop: Host: want the segment's name: %w", xfer.ErrInvalidArgument)
+		}
+		return nil
+	}
 	host, _, err := wire.ParseServer(c.Host, 1)
 	if err != nil {
 		return fmt.Errorf("railhop: Host: %w", err)

@@ -30,6 +30,7 @@ import (
 	"github.com/railhop/railhop/internal/endpoint"
 	"github.com/railhop/railhop/internal/handshake"
 	"github.com/railhop/railhop/internal/ledger"
+	"github.com/railhop/railhop/internal/metadata"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/path/rdma"
 	"github.com/railhop/railhop/internal/path/tcp"
@@ -52,8 +53,12 @@ type Engine struct {
 	own     []string // rails of the NICs that the GPU, or else the process, sends by
 	name    string
 
-	server   handshake.Answerer
-	dialer   remoteDialer
+	server handshake.Answerer
+	asker  handshake.Asker     // asks at addresses
+	dialer remoteDialer        // asks by name
+	dir    *metadata.Directory // nil in P2PHANDSHAKE mode
+	joined bool                // it knows this engine
+
 	local    *segment.Local
 	cache    *segment.Cache
 	direct   *rdma.Path // nil on TCP
@@ -63,6 +68,8 @@ type Engine struct {
 
 	rank atomic.Pointer[rank] // nil while PXN is off
 	off  atomic.Uint32        // the [Reason] why it is
+
+	publishMu sync.Mutex // one at a time, so that the last is the latest
 
 	intakeMu sync.Mutex
 	intake   []submission
@@ -113,6 +120,9 @@ func Open(cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	e.host.transport.report(e.log)
+	if err = e.openDirectory(); err != nil {
+		return nil, err
+	}
 	if err = e.listen(); err != nil {
 		return nil, err
 	}
@@ -133,6 +143,12 @@ func Open(cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	e.startPXN()
+	if err = e.join(); err != nil {
+		return nil, err
+	}
+	if every := cfg.Settings.Metadata.RefreshInterval; every > 0 {
+		e.wg.Go(func() { e.refresh(every) })
+	}
 	e.log.Info("engine started", "segment", e.name, "transport", e.host.transport.name(), "why", e.host.transport.why, "nics", e.nicNames(), "pxn", e.rank.Load() != nil)
 	return e, nil
 }
@@ -143,8 +159,15 @@ func (e *Engine) listen() (err error) {
 		PortMin: uint16(n.MinRPCPort), PortMax: uint16(n.MaxRPCPort), IPv6: n.IPv6, Backlog: n.Backlog,
 		MaxLength: uint64(n.MaxFrame), Logger: e.log,
 	}
+	if e.cfg.served() && n.LegacyRPCPort {
+		_, port, err := wire.ParseServer(e.cfg.Host, uint16(n.HandshakePort))
+		if err != nil {
+			return fmt.Errorf("railhop: Host: %w", err)
+		}
+		o.PortMin, o.PortMax = port, port
+	}
 	if h := e.cfg.Hooks; h != nil && h.Net != nil {
-		if e.server, e.dialer.Asker, err = h.Net(o); err != nil {
+		if e.server, e.asker, err = h.Net(o); err != nil {
 			return err
 		}
 	} else {
@@ -153,11 +176,16 @@ func (e *Engine) listen() (err error) {
 			return err
 		}
 		e.server = server
-		e.dialer.Asker = &handshake.Dialer{
+		e.asker = &handshake.Dialer{
 			ConnectTimeout: n.ConnectTimeout, MaxLength: uint64(n.MaxFrame), DefaultPort: uint16(n.HandshakePort), IPv6: n.IPv6,
 		}
 	}
-	e.name = wire.ServerName(e.cfg.Host, e.server.Port())
+	if e.dialer.Asker = e.asker; e.dir != nil {
+		e.name = e.cfg.Host
+		e.dialer.Asker = named{e.asker, e.dir}
+	} else {
+		e.name = wire.ServerName(e.cfg.Host, e.server.Port())
+	}
 	return nil
 }
 
@@ -217,6 +245,7 @@ func (e *Engine) connect() error {
 			e.local.SetActive(n.Index, active)
 			port := n.Device.Port()
 			e.local.SetAddress(n.Index, port.LID, port.GID.String())
+			e.publishLater()
 		},
 	})
 	if err != nil {
@@ -370,6 +399,11 @@ func (e *Engine) OpenSegment(ctx context.Context, name string) (SegmentID, error
 	if err != nil {
 		return InvalidSegment, err
 	}
+	if e.cfg.Settings.Metadata.NoCache {
+		if _, err := r.Refetch(ctx, r.Desc()); err != nil {
+			return InvalidSegment, err
+		}
+	}
 	return r.ID, nil
 }
 
@@ -406,6 +440,7 @@ func (e *Engine) Close() error {
 	if e.local != nil {
 		err = errors.Join(err, e.unregisterAll())
 	}
+	err = errors.Join(err, e.leave())
 	// Last: a peer takes a refused connection as proof that nothing can land.
 	if e.server != nil {
 		err = errors.Join(err, e.server.Close())

@@ -70,6 +70,13 @@ func (e *Engine) RegisterBatch(regions []Region) error {
 		}
 	}
 	e.local.Publish(bufs...)
+	if err := e.publish(); err != nil {
+		addrs := make([]uint64, len(regions))
+		for i, r := range regions {
+			addrs[i] = r.Addr
+		}
+		return errors.Join(err, e.UnregisterBatch(addrs))
+	}
 	limit := uint64(e.cfg.Settings.Names.MaxFrame)
 	if err := e.local.CheckLength(limit); err != nil {
 		e.log.Warn("peers with default settings cannot read this segment's descriptor", "segment", e.name, "err", err)
@@ -175,6 +182,9 @@ func (e *Engine) Unregister(addr uint64) error { return e.UnregisterBatch([]uint
 // are, whatever becomes of the others.
 func (e *Engine) UnregisterBatch(addrs []uint64) error {
 	found, err := e.local.Withdraw(addrs...)
+	if len(found) > 0 {
+		err = errors.Join(err, e.publish())
+	}
 	deadline := time.Now().Add(e.cfg.CloseWait)
 	var free []*segment.Buffer
 	for _, b := range found {

@@ -251,6 +251,9 @@ func (t *target) Devices() int { return len(t.remote.Desc().Devices) }
 // Refetch implements [rdma.Target].
 func (t *target) Refetch(ctx context.Context) error {
 	_, err := t.remote.Refetch(ctx, t.remote.Desc())
+	if dir := t.engine.dir; dir != nil && err == nil {
+		_, err = dir.Daemon(ctx, t.remote.Desc().Name, true)
+	}
 	return err
 }
 

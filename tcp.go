@@ -72,7 +72,7 @@ func (e *Engine) goTCP(t *ledger.Task, to *target) error {
 func (t *target) Holds(addr, length uint64) error { return t.remote.Desc().Holds(addr, length) }
 
 // Route implements [tcp.Target].
-func (t *target) Route(context.Context) (tcp.Route, error) {
+func (t *target) Route(ctx context.Context) (tcp.Route, error) {
 	d := t.remote.Desc()
 	if d.Protocol != wire.ProtocolTCP {
 		return tcp.Route{}, fmt.Errorf("railhop: segment %s is reached by %s, and this engine runs on TCP: %w", d.Name, d.Protocol, xfer.ErrInvalidArgument)
@@ -81,14 +81,17 @@ func (t *target) Route(context.Context) (tcp.Route, error) {
 	if t.remote.ID == LocalSegment {
 		r.Host = "localhost"
 	}
-	if r.Host == "" {
-		host, _, err := wire.ParseServer(d.Name, 1)
-		if err != nil {
-			return tcp.Route{}, err
-		}
-		r.Host = host
+	switch {
+	case r.Host != "":
+		return r, nil
+	case t.engine.dir != nil:
+		at, err := t.engine.dir.Daemon(ctx, d.Name, false)
+		r.Host = at.Host
+		return r, err
 	}
-	return r, nil
+	var err error
+	r.Host, _, err = wire.ParseServer(d.Name, 1)
+	return r, err
 }
 
 // pinTCP opens the GPU that a buffer lies on, through which peers are served.
