@@ -10,7 +10,6 @@ import (
 	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/handshake"
 	"github.com/railhop/railhop/internal/lane"
-	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/registry"
 )
 
@@ -179,5 +178,3 @@ func (w *world) hooks(p *proc) *railhop.Hooks {
 		Lane: func(end railhop.End, m lane.Mem) lane.Mem { return &laneMem{p: p, end: end, Mem: m} },
 	}
 }
-
-var _ nic.Provider = (*nics)(nil)

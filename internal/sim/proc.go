@@ -79,7 +79,7 @@ func (p *proc) turnHook(ctx context.Context, l *pump.Loop) {
 	l.Stop()
 }
 
-// start begins to open a process's engine.
+// launch begins to open a process's engine.
 func (w *world) launch(p *proc) {
 	w.procs = append(w.procs, p)
 	go func() {
