@@ -6,15 +6,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/railhop/railhop"
 	"github.com/railhop/railhop/internal/config"
+	"github.com/railhop/railhop/internal/metadata"
 	"github.com/railhop/railhop/internal/pattern"
 )
 
@@ -247,4 +251,83 @@ func eventuallyEqual(t *testing.T, what string, got []byte, seed uint64) {
 		}
 	}
 	check(t, what, nil, got, seed)
+}
+
+// TestInteropByServer has the two kinds of engine meet by metadata servers.
+func TestInteropByServer(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		server func(*testing.T) string
+	}{
+		{"http", func(t *testing.T) string {
+			s := httptest.NewServer(metadata.NewServer())
+			t.Cleanup(s.Close)
+			return s.URL + "/metadata"
+		}},
+		{"etcd", startEtcd},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := os.Stat(wheelPython); err != nil {
+				t.Skip("no Mooncake wheel: make interop installs it")
+			}
+			const size = 1 << 20
+			server := tt.server(t)
+			w := startWheel(t, "wheel:1", server, size, "MC_TCP_BIND_ADDRESS=127.0.0.1")
+			e := openTCP(t, func(c *railhop.Config) {
+				c.Host, c.Metadata = "ours:1", server
+				c.Settings = loadSettings(t, settings{"MC_TCP_BIND_ADDRESS": "127.0.0.1"})
+			})
+			mem, addr := registerBytes(t, e, size)
+			id := openSegment(t, e, "wheel:1")
+			pattern.Fill(mem, 1, 0)
+			check(t, "our write", e.Write(t.Context(), id, addr, w.addr, size), w.get(size), 1)
+			pattern.Fill(mem, 2, 0)
+			w.move("read", "ours:1", []uint64{0}, []uint64{addr}, []uint64{size})
+			check(t, "its read", nil, w.get(size), 2)
+			clear(mem)
+			check(t, "our read", e.Read(t.Context(), id, addr, w.addr, size), mem, 2)
+			if rc := w.do("probe", "ours:1"); rc != 0 {
+				t.Errorf("its probe: %d", rc)
+			}
+			if err := e.Probe(t.Context(), "wheel:1"); err != nil {
+				t.Errorf("our probe: %v", err)
+			}
+		})
+	}
+}
+
+// startEtcd starts a server for the time of the test and returns its connection string.
+func startEtcd(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("etcd")
+	if err != nil {
+		t.Skip("no etcd: tools/setup.sh installs it")
+	}
+	var ports [2]string
+	for i := range ports {
+		ln, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ports[i] = ln.Addr().String()
+		ln.Close()
+	}
+	client, peer := "http://"+ports[0], "http://"+ports[1]
+	cmd := exec.Command(path, "--data-dir", t.TempDir(), "--listen-client-urls", client, "--advertise-client-urls", client,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		conn, err := net.Dial("tcp4", ports[0])
+		if err == nil {
+			conn.Close()
+			return "etcd://" + ports[0]
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("etcd does not answer: %v", err)
+		}
+	}
 }
