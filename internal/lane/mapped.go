@@ -106,7 +106,7 @@ func (m Mapped) GetBody(slot int, b *Body) bool {
 	from := d.Plans[:plans]
 	for i := range b.Spans {
 		s := &b.Spans[i]
-		s.Source, s.Dest, s.Length = 0, from[i].Dest, from[i].Length
+		s.Dest, s.Length = from[i].Dest, from[i].Length
 	}
 	return true
 }

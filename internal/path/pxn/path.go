@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -116,13 +117,14 @@ const (
 
 // Path is the relayed way of one process. Use [New].
 type Path struct {
-	opts  Options
-	log   *slog.Logger
-	rails []*rail // in the order of their first use
-	conns []*conn // all, also those that only wait to be closed
-	free  []*piece
-	items pool
-	left  xfer.Reason // why all lanes were given back
+	opts   Options
+	log    *slog.Logger
+	rails  []*rail // in the order of their first use
+	recent *rail   // the one that was asked for last
+	conns  []*conn // all, also those that only wait to be closed
+	free   []*piece
+	items  pool
+	left   xfer.Reason // why all lanes were given back
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -198,19 +200,29 @@ func (p *Path) Submit(now time.Duration, name string, it *Item) xfer.Reason {
 	if p.left != xfer.NoReason {
 		return p.left
 	}
-	r := p.rail(name)
-	switch {
-	case r.conn != nil:
-		c := r.conn
-		if c.quarantined || c.closing > 0 || len(c.avoid) > 0 || !it.Target.Fences { // rarely
-			if why := c.refuses(now, it.Target); why != xfer.NoReason {
-				return why
-			}
+	r := p.recent
+	if r == nil || r.name != name {
+		r = p.rail(name)
+	}
+	c := r.conn
+	if c == nil {
+		return p.submitLater(now, r, it)
+	}
+	if c.quarantined || c.closing > 0 || len(c.avoid) > 0 || !it.Target.Fences { // rarely
+		if why := c.refuses(now, it.Target); why != xfer.NoReason {
+			return why
 		}
-		it.Owner.Opened(1)
-		it.Fence.Hold()
-		it.rail = r.index
-		c.queue.push(it)
+	}
+	it.Owner.Opened(1)
+	it.Fence.Hold()
+	it.rail = r.index
+	c.queue.push(it)
+	return xfer.NoReason
+}
+
+// submitLater is Submit to a rail where no lane is held.
+func (p *Path) submitLater(now time.Duration, r *rail, it *Item) xfer.Reason {
+	switch {
 	case r.attaching || now >= r.retryAt:
 		if !r.attaching {
 			p.attach(now, r)
@@ -228,14 +240,13 @@ func (p *Path) Submit(now time.Duration, name string, it *Item) xfer.Reason {
 }
 
 func (p *Path) rail(name string) *rail {
-	for _, r := range p.rails {
-		if r.name == name {
-			return r
-		}
+	i := slices.IndexFunc(p.rails, func(r *rail) bool { return r.name == name })
+	if i < 0 {
+		i = len(p.rails)
+		p.rails = append(p.rails, &rail{name: name, waiting: queue{pool: &p.items, slot: math.MaxUint64}})
 	}
-	r := &rail{name: name, waiting: queue{pool: &p.items}}
-	p.rails = append(p.rails, r)
-	return r
+	p.recent = p.rails[i]
+	return p.recent
 }
 
 // attach looks for a peer on the rail, off the pump.

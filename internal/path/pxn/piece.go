@@ -141,7 +141,7 @@ func (p *piece) plan(slot uint64) {
 		} else {
 			plans = plans[:k+1]
 			s := &plans[k]
-			s.Source, s.Dest, s.Length = 0, it.Span.Dest, n
+			s.Dest, s.Length = it.Span.Dest, n
 		}
 		if f := it.Fence; f != nil && f.Recorded && (len(p.fences) == 0 || p.fences[len(p.fences)-1] != f) {
 			p.fences = append(p.fences, f)
@@ -155,9 +155,12 @@ func (p *piece) plan(slot uint64) {
 func (p *piece) completed() {
 	for i := range p.items {
 		it := &p.items[i]
+		o := it.Owner
 		it.Fence.Drop()
-		it.Owner.Closed(it.Span.Length, nil)
+		it.Owner, it.Target, it.Fence = nil, nil, nil
+		o.Closed(it.Span.Length, nil)
 	}
+	p.items = p.items[:0]
 }
 
 // stopped returns why an owner's shares must not go another way, or nil.

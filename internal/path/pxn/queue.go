@@ -7,8 +7,8 @@ import (
 )
 
 // queue is items that wait, in loads that can become pieces as they are: of one
-// target and rail, and, unless slot is 0, of no more bytes than a slot has. It
-// grows and does not shrink.
+// target and rail, and of no more bytes than a slot has. It grows and does not
+// shrink.
 type queue struct {
 	pool  *pool
 	slot  uint64
@@ -48,23 +48,40 @@ type load struct {
 	bytes  uint64
 }
 
-// push takes an item, which it may change. One that goes over the end of a slot is cut, with a share for
-// either part.
+// push takes an item, which it may change.
 func (q *queue) push(it *Item) {
+	l, n := q.last, it.Span.Length
+	if l == nil || len(l.items) == cap(l.items) || !q.fits(l, it) || n > q.slot-l.bytes {
+		q.pushCut(it)
+		return
+	}
+	k := len(l.items)
+	l.items = l.items[:k+1]
+	l.items[k].set(it, n)
+	l.bytes += n
+	q.bytes += n
+	q.n++
+}
+
+// set makes it an item of n bytes. It goes field by field: copying what was just put
+// together stalls.
+func (part *Item) set(it *Item, n uint64) {
+	part.Span.Source, part.Span.Dest, part.Span.Length = it.Span.Source, it.Span.Dest, n
+	part.Owner, part.Target, part.Fence, part.Wait, part.rail = it.Owner, it.Target, it.Fence, it.Wait, it.rail
+}
+
+// pushCut is push for an item that begins a load, or goes over the end of a slot: it
+// is cut there, with a share for either part.
+func (q *queue) pushCut(it *Item) {
 	for {
 		l := q.last
 		if l == nil || !q.fits(l, it) {
 			l = q.room(it)
 			q.last = l
 		}
-		part := l.grow()
-		n := it.Span.Length
-		if q.slot > 0 {
-			n = min(n, q.slot-l.bytes)
-		}
-		// Field by field: copying what was just put together stalls.
-		part.Span.Source, part.Span.Dest, part.Span.Length = it.Span.Source, it.Span.Dest, n
-		part.Owner, part.Target, part.Fence, part.Wait, part.rail = it.Owner, it.Target, it.Fence, it.Wait, it.rail
+		n := min(it.Span.Length, q.slot-l.bytes)
+		l.items = append(l.items, Item{})
+		l.items[len(l.items)-1].set(it, n)
 		l.bytes += n
 		q.bytes += n
 		q.n++
@@ -101,7 +118,7 @@ func (q *queue) room(it *Item) *load {
 }
 
 func (q *queue) fits(l *load, it *Item) bool {
-	return l.target == it.Target && l.rail == it.rail && len(l.items) < shmabi.MaxSpans && (q.slot == 0 || l.bytes < q.slot)
+	return l.target == it.Target && l.rail == it.rail && len(l.items) < shmabi.MaxSpans && l.bytes < q.slot
 }
 
 // recycle keeps a load that is not in the queue any more.
@@ -112,16 +129,6 @@ func (q *queue) recycle(l *load) {
 	q.pool.put(l.items)
 	l.items, l.from, l.bytes, l.target = nil, 0, 0, nil
 	q.spare = append(q.spare, l)
-}
-
-// grow adds an item and returns it, with whatever was there.
-func (l *load) grow() *Item {
-	k := len(l.items)
-	if k == cap(l.items) {
-		l.items = slices.Grow(l.items, max(k, 16))
-	}
-	l.items = l.items[:k+1]
-	return &l.items[k]
 }
 
 // drop takes the first load out.
