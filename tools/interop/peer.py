@@ -3,13 +3,15 @@
     peer.py HOST METADATA SIZE
 
 It registers SIZE bytes, prints {"name": ..., "addr": ...}, and answers each line on
-standard input, a list of a verb and its arguments, with a line {"rc": ...}.
+standard input, a list of a verb and its arguments, with a line {"rc": ...} or
+{"times": ...}.
 """
 
 import ctypes
 import json
 import os
 import sys
+import time
 
 from mooncake.engine import TransferEngine
 
@@ -51,7 +53,32 @@ def main(host, metadata, size):
 
         return do
 
+    def measure(target, remote, count, length, rounds):
+        """Seconds of each of some writes, of one piece or of a batch."""
+        times = []
+        if count == 1:
+            write = engine.transfer_sync_write
+            for _ in range(rounds):
+                start = time.perf_counter()
+                rc = write(target, addr, remote, length)
+                times.append(time.perf_counter() - start)
+                if rc != 0:
+                    return rc
+        else:
+            write = engine.batch_transfer_sync_write
+            local = [addr + i * length for i in range(count)]
+            remotes = [remote + i * length for i in range(count)]
+            lengths = [length] * count
+            for _ in range(rounds):
+                start = time.perf_counter()
+                rc = write(target, local, remotes, lengths)
+                times.append(time.perf_counter() - start)
+                if rc != 0:
+                    return rc
+        return times
+
     verbs = {
+        "measure": measure,
         "load": load,
         "save": save,
         "read": move("read"),
@@ -61,7 +88,9 @@ def main(host, metadata, size):
     }
     for line in sys.stdin:
         verb, *args = json.loads(line)
-        print(json.dumps({"rc": verbs[verb](*args)}), flush=True)
+        result = verbs[verb](*args)
+        key = "times" if isinstance(result, list) else "rc"
+        print(json.dumps({key: result}), flush=True)
 
 
 main(*sys.argv[1:])
