@@ -141,8 +141,7 @@ func (t *tx) takeBack(seq uint64) {
 		if t.cfg.Bug == ReuseOnRevoke && seq == t.end.Reaped()+1 {
 			t.free(p)
 			*p = inFlight{}
-			var words [len(t.l.tx)]uint64
-			all := t.end.Snapshot(words[:0])
+			all := t.end.Snapshot(t.words[:0])
 			all[2]++
 			t.end.Restore(all)
 		}
@@ -294,6 +293,9 @@ func (t *tx) finish(id uint8) {
 
 // publish mirrors conn.publish and conn.start.
 func (t *tx) publish() {
+	if !t.end.Room() {
+		return
+	}
 	id := t.id(t.l.next)
 	t.l.next++
 	if t.cfg.Bug != LostInPublish {

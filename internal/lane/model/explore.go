@@ -22,8 +22,9 @@ type explorer struct {
 	next  state // scratch
 	seed  maphash.Seed
 	seen  table
-	from  []uint32 // of a state: the one it was first reached from
-	by    []uint16 // and by which of its steps
+	from  []uint32   // of a state: the one it was first reached from
+	by    []uint8    // and by which of its steps
+	words [16]uint64 // scratch
 	edges edges
 	final []bool // of a state: all has ended
 }
@@ -73,8 +74,7 @@ func (e *explorer) run() Result {
 			f := &frontier[n]
 			e.final[id] = e.ended(f)
 			var bad *Violation
-			var at uint16
-			step := uint16(0)
+			var at, step uint8
 			e.expand(f, func(fault bool, v *Violation) {
 				res.Steps++
 				step++
@@ -118,7 +118,7 @@ func (e *explorer) run() Result {
 	return res
 }
 
-func (e *explorer) add(s *state, from uint32, by uint16) (id uint32, fresh bool) {
+func (e *explorer) add(s *state, from uint32, by uint8) (id uint32, fresh bool) {
 	id, fresh = e.seen.add(maphash.Comparable(e.seed, *s))
 	if fresh {
 		e.from = append(e.from, from)
@@ -308,7 +308,7 @@ func (e *explorer) stepSender(s *state, i int, r *run, f func(bool, *Violation))
 		t.end = e.blind[i]
 	}
 	t.faults = s.shared.cut != 0 && t.l.blind == 0
-	unpack(t.l.tx[:3+2*e.cfg.Slots], t.end.Restore)
+	t.end.Restore(e.unpack(t.l.tx[:3+2*e.cfg.Slots]))
 	if t.trace {
 		t.said = fmt.Sprintf("sender %d, %s:", i+1, senderActions[r.action])
 	}
@@ -367,7 +367,7 @@ func (e *explorer) stepRelay(s *state, r *run, f func(bool, *Violation)) {
 	t.l = s.relay
 	t.l.run = run{}
 	for k := range e.cfg.Lanes {
-		unpack(t.l.lanes[k].rx[:], e.lanes[k].Restore)
+		e.lanes[k].Restore(e.unpack(t.l.lanes[k].rx[:]))
 	}
 	t.ends = &e.lanes
 	k := int(r.param)
@@ -385,7 +385,7 @@ func (e *explorer) stepRelay(s *state, r *run, f func(bool, *Violation)) {
 		e.next.relay.run = t.run
 	default:
 		for k := range e.cfg.Lanes {
-			pack(t.l.lanes[k].rx[:], e.lanes[k].Snapshot)
+			pack(t.l.lanes[k].rx[:], e.lanes[k].Snapshot(e.words[:0]))
 		}
 		e.next.relay = t.l
 	}
@@ -408,24 +408,24 @@ func (e *explorer) runAction(act func()) (why stop) {
 	return ""
 }
 
-func pack(to []uint8, snapshot func([]uint64) []uint64) {
-	var words [16]uint64
-	for i, w := range snapshot(words[:0]) {
+// pack turns a snapshot into bytes.
+func pack(to []uint8, words []uint64) {
+	for i, w := range words {
 		to[i] = uint8(w)
 	}
 }
 
-func unpack(from []uint8, restore func([]uint64)) {
-	var words [16]uint64
+// unpack turns bytes into the words of a snapshot.
+func (e *explorer) unpack(from []uint8) []uint64 {
 	for i, b := range from {
-		words[i] = uint64(b)
+		e.words[i] = uint64(b)
 	}
-	restore(words[:len(from)])
+	return e.words[:len(from)]
 }
 
 // trace says how a state is reached, and one step more unless it is 0.
-func (e *explorer) trace(id uint32, more uint16) []string {
-	var steps []uint16
+func (e *explorer) trace(id uint32, more uint8) []string {
+	var steps []uint8
 	if more != 0 {
 		steps = append(steps, more)
 	}
@@ -439,7 +439,7 @@ func (e *explorer) trace(id uint32, more uint16) []string {
 	for n := len(steps) - 1; n >= 0; n-- {
 		var to state
 		var what string
-		step := uint16(0)
+		step := uint8(0)
 		e.expand(&s, func(bool, *Violation) {
 			if step++; step == steps[n] {
 				to, what = e.next, e.x.said

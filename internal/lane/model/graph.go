@@ -49,53 +49,47 @@ func (t *table) grow() {
 }
 
 // edges are the steps between states that are no faults, in the order of the
-// states they leave.
+// states that they leave.
 type edges struct {
-	to   []uint32
-	ends []uint64 // of a state: where its steps end in to
+	chunks [][]uint32
+	out    []uint8 // how many leave a state
+	last   uint8
 }
 
-func (g *edges) add(to uint32) { g.to = append(g.to, to) }
+const chunk = 1 << 20
 
-func (g *edges) end() { g.ends = append(g.ends, uint64(len(g.to))) }
+func (g *edges) add(to uint32) {
+	n := len(g.chunks)
+	if n == 0 || len(g.chunks[n-1]) == chunk {
+		g.chunks = append(g.chunks, make([]uint32, 0, chunk))
+		n++
+	}
+	g.chunks[n-1] = append(g.chunks[n-1], to)
+	g.last++
+}
+
+func (g *edges) end() {
+	g.out = append(g.out, g.last)
+	g.last = 0
+}
 
 // stuck returns the first state from which no state in which all has ended can be
-// reached, if there is one.
+// reached, if there is one. Most steps lead to states with higher numbers, so that
+// a few sweeps from the last to the first are enough.
 func (e *explorer) stuck() (id uint32, ok bool) {
-	n := len(e.from)
-	starts := make([]uint64, n+1) // steps into a state, turned around
-	for _, to := range e.edges.to {
-		starts[to+1]++
-	}
-	for i := range n {
-		starts[i+1] += starts[i]
-	}
-	back := make([]uint32, len(e.edges.to))
-	fill := make([]uint64, n)
-	copy(fill, starts)
-	at := uint64(0)
-	for from := range n {
-		for ; at < e.edges.ends[from]; at++ {
-			to := e.edges.to[at]
-			back[fill[to]] = uint32(from)
-			fill[to]++
+	good := e.final
+	for again := true; again; {
+		again = false
+		at := 0
+		for _, c := range e.edges.chunks {
+			at += len(c)
 		}
-	}
-	good := make([]bool, n)
-	var todo []uint32
-	for i, f := range e.final {
-		if f {
-			good[i] = true
-			todo = append(todo, uint32(i))
-		}
-	}
-	for len(todo) > 0 {
-		to := todo[len(todo)-1]
-		todo = todo[:len(todo)-1]
-		for _, from := range back[starts[to]:starts[to+1]] {
-			if !good[from] {
-				good[from] = true
-				todo = append(todo, from)
+		for i := len(e.edges.out) - 1; i >= 0; i-- {
+			for range e.edges.out[i] {
+				at--
+				if to := e.edges.chunks[at/chunk][at%chunk]; good[to] && !good[i] {
+					good[i], again = true, true
+				}
 			}
 		}
 	}

@@ -21,6 +21,7 @@ var small = []Config{
 	{Name: "a lane claimed again", Senders: 2, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 2, Faults: 1},
 	{Name: "two lanes of a relay", Senders: 2, Lanes: 2, Slots: 1, Pieces: 1, Epochs: 2, Faults: 1},
 	{Name: "the CPU rings", Senders: 1, Lanes: 1, Slots: 3, Pieces: 4, Epochs: 1, Faults: 1, CPUBell: true},
+	{Name: "the CPU rings for what was taken back", Senders: 1, Lanes: 1, Slots: 1, Pieces: 2, Epochs: 1, Faults: 1, CPUBell: true, Patience: 1},
 	{Name: "a NIC whose work outlives its process", Senders: 1, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 1, Faults: 2, Outlives: true},
 	{Name: "lanes given back at any time", Senders: 1, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 2, Faults: 1, Leave: true},
 	{Name: "a relay that leaves", Senders: 1, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 2, Faults: 1, Stops: true},
@@ -34,6 +35,22 @@ var small = []Config{
 // in the order in which they are begun.
 var large = []Config{
 	{Name: "2 senders, 4 pieces, 2 faults", Senders: 2, Lanes: 1, Slots: 3, Pieces: 4, Epochs: 2, Faults: 2},
+	{Name: "2 senders, 4 pieces, 2 faults, the CPU rings", Senders: 2, Lanes: 1, Slots: 3, Pieces: 4, Epochs: 2, Faults: 2, CPUBell: true},
+	{Name: "2 senders, 4 pieces, 1 fault, 1 abort", Senders: 2, Lanes: 1, Slots: 3, Pieces: 4, Epochs: 2, Faults: 1, Patience: 1},
+	{Name: "2 senders, 3 pieces, 2 faults, 1 abort", Senders: 2, Lanes: 1, Slots: 3, Pieces: 3, Epochs: 2, Faults: 2, Patience: 1},
+	{Name: "1 sender, 4 pieces, 2 faults, 1 abort", Senders: 1, Lanes: 1, Slots: 3, Pieces: 4, Epochs: 1, Faults: 2, Patience: 1},
+	{Name: "2 senders, 2 pieces, 2 faults, 2 aborts", Senders: 2, Lanes: 1, Slots: 3, Pieces: 2, Epochs: 2, Faults: 2, Patience: 2},
+	{Name: "2 senders, 2 pieces, 1 fault, leave at any time", Senders: 2, Lanes: 1, Slots: 3, Pieces: 2, Epochs: 3, Faults: 1, Leave: true},
+	{Name: "2 senders, 2 pieces, 1 fault, the relay leaves", Senders: 2, Lanes: 1, Slots: 3, Pieces: 2, Epochs: 2, Faults: 1, Stops: true},
+	{Name: "2 senders on 2 lanes, 2 pieces, 1 fault", Senders: 2, Lanes: 2, Slots: 2, Pieces: 2, Epochs: 2, Faults: 1, Max: 40e6},
+	{Name: "2 senders on 2 lanes, 1 piece, 2 faults, 1 abort", Senders: 2, Lanes: 2, Slots: 1, Pieces: 1, Epochs: 3, Faults: 2, Patience: 1},
+	{Name: "2 senders, 2 pieces, 2 faults, the NIC outlives", Senders: 2, Lanes: 1, Slots: 3, Pieces: 2, Epochs: 2, Faults: 2, Outlives: true},
+	{Name: "2 senders, 2 pieces, 2 faults, files cut", Senders: 2, Lanes: 1, Slots: 3, Pieces: 2, Epochs: 2, Faults: 2, Truncate: true},
+	{Name: "2 senders, 2 pieces, sleeping pumps", Senders: 2, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 2, Faults: 1, Park: true, Max: 40e6},
+	{Name: "1 sender, 3 pieces, 1 fault, sleeping pumps", Senders: 1, Lanes: 1, Slots: 2, Pieces: 3, Epochs: 1, Faults: 1, Park: true},
+	{Name: "1 sender, 3 pieces, 1 fault, fine", Senders: 1, Lanes: 1, Slots: 2, Pieces: 3, Epochs: 1, Faults: 1, Fine: true},
+	{Name: "2 senders, 2 pieces, 1 fault, fine", Senders: 2, Lanes: 1, Slots: 2, Pieces: 2, Epochs: 2, Faults: 1, Fine: true, Max: 40e6},
+	{Name: "2 senders, 1 piece, 2 faults, 1 abort, fine", Senders: 2, Lanes: 1, Slots: 1, Pieces: 1, Epochs: 2, Faults: 2, Patience: 1, Fine: true, Max: 40e6},
 }
 
 func TestSmall(t *testing.T) {
@@ -118,6 +135,34 @@ func TestBugs(t *testing.T) {
 			t.Logf("found after %d states: %v", r.States, r.Violation)
 			if r.Violation.Property != tc.property {
 				t.Errorf("found by %q, want %q", r.Violation.Property, tc.property)
+			}
+		})
+	}
+}
+
+// TestReduction wants the model to find the same whether every access is a step or
+// only those that somebody else can see: but for mistakes that let somebody see
+// what should have been private.
+func TestReduction(t *testing.T) {
+	for b := None; b < bugs; b++ {
+		if b == BindAfterClaim || b == SequenceFirst || b == LostInReap {
+			continue
+		}
+		t.Run(b.String(), func(t *testing.T) {
+			t.Parallel()
+			for _, c := range []Config{
+				{Senders: 1, Lanes: 1, Slots: 1, Pieces: 2, Epochs: 1, Faults: 1},
+				{Senders: 1, Lanes: 1, Slots: 1, Pieces: 1, Epochs: 1, Faults: 1, Patience: 1, CPUBell: true},
+				{Senders: 1, Lanes: 1, Slots: 1, Pieces: 1, Epochs: 1, Faults: 1, Patience: 1, Truncate: true, Stops: true},
+				{Senders: 2, Lanes: 1, Slots: 1, Pieces: 1, Epochs: 2, Faults: 1},
+			} {
+				c.Bug = b
+				coarse := Run(c)
+				c.Fine = true
+				fine := Run(c)
+				if (coarse.Violation == nil) != (fine.Violation == nil) {
+					t.Errorf("%+v: in few steps %v, in all %v", c, coarse.Violation, fine.Violation)
+				}
 			}
 		})
 	}

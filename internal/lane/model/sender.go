@@ -100,7 +100,7 @@ func canSender(c *Config, s *state, i int, action, param uint8) bool {
 	case doClose:
 		return p.state == closing
 	case doPublish:
-		return l.quarantined == 0 && next-reaped <= uint8(c.Slots) && int(l.next) < c.Pieces
+		return l.quarantined == 0 && int(l.next) < c.Pieces
 	case doLeave:
 		return l.quarantined == 0 && (c.Leave || int(l.next) == c.Pieces)
 	case doDrain:
@@ -281,16 +281,16 @@ func (t *tx) relayLife() uint8 {
 
 func (t *tx) save() {
 	if t.end != nil {
-		pack(t.l.tx[:], t.end.Snapshot)
+		pack(t.l.tx[:], t.end.Snapshot(t.words[:0]))
 	}
 	if !t.cfg.Fine {
-		t.l.simplify()
+		t.l.simplify(t.cfg)
 	}
 	t.s.senders[t.i] = t.l
 }
 
 // simplify clears what makes no difference any more.
-func (l *sender) simplify() {
+func (l *sender) simplify(c *Config) {
 	if l.asking == 0 {
 		l.asked = 0
 	}
@@ -299,7 +299,10 @@ func (l *sender) simplify() {
 	}
 	for k := range l.flight {
 		if p := &l.flight[k]; p.state == moved && p.flags&held == 0 {
-			p.flags = 0
+			p.flags &= recorded // by which a CPU knows when to ring
+			if !c.CPUBell {
+				p.flags = 0
+			}
 		}
 	}
 }

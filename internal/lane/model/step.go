@@ -19,8 +19,9 @@ type step struct {
 	faults  bool // the next one does
 	live    bool // what runs now runs for the first time
 	later   struct{ slot, status uint8 }
-	putting uint8 // sequence whose descriptor is being written
-	freeing bool  // the lane is the owner's alone
+	putting uint8      // sequence whose descriptor is being written
+	freeing bool       // the lane is the owner's alone
+	words   [16]uint64 // scratch
 	bad     *Violation
 	trace   bool
 	said    string
