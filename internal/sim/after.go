@@ -21,7 +21,7 @@ func (w *world) closeAll() {
 	}
 	if !w.run(120*time.Second, func() bool {
 		for _, p := range w.procs {
-			if !p.dead && !p.closed {
+			if !p.dead && !p.closed.Load() {
 				return false
 			}
 		}
@@ -35,9 +35,10 @@ func (w *world) closeAll() {
 // the bubble must end.
 func (w *world) clearAway() {
 	bad := w.over
-	w.over, w.quiet = false, true
+	w.over = false
+	w.calmDown()
 	for _, p := range w.procs {
-		if !p.dead && !p.closed {
+		if !p.dead && !p.closed.Load() {
 			p.dead, p.gone = true, true // of a run that has failed
 		}
 	}
@@ -58,12 +59,12 @@ func (w *world) clearAway() {
 				p.shutting = true
 				w.shut(p)
 			}
-			if !p.closed {
+			if !p.closed.Load() {
 				left++
 			}
 		}
 		for _, k := range w.workers {
-			if !k.ended {
+			if !k.ended.Load() {
 				left++
 			}
 		}
@@ -129,7 +130,7 @@ func (w *world) checkCounters() {
 				var ops, size uint64
 				for _, k := range p.workers {
 					for _, j := range k.jobs {
-						if j.submitted {
+						if j.state.Load() == submitted {
 							ops += uint64(len(j.reqs))
 							for _, r := range j.reqs {
 								size += r.length

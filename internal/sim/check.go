@@ -94,10 +94,10 @@ func (w *world) ended(r *req) bool {
 	switch {
 	case p.dead:
 		return true // nobody waits for it, nor uses its ends again
-	case j.refused != nil:
+	case j.state.Load() == refused:
 		w.end(r, "refused")
 		return true
-	case !j.submitted:
+	case j.state.Load() != submitted:
 		return false
 	}
 	if r.limbo {

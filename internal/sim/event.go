@@ -82,6 +82,7 @@ func (w *world) settle() {
 	in := w.incoming
 	w.incoming = nil
 	w.mu.Unlock()
+	w.hurt()
 	if len(in) == 0 {
 		return
 	}

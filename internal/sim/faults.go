@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"fmt"
+	"hash/fnv"
 	"slices"
 	"time"
 
@@ -14,14 +16,35 @@ func (w *world) fault(what, key string) {
 	w.note("FAULT "+what, key)
 }
 
-// hits decides whether a call fails, so many times in a thousand and the plan's
-// rate.
-func (w *world) hits(what string, weight int) bool {
-	if w.quiet || w.plan.hits == 0 || w.rng.IntN(1000) >= weight*w.plan.hits {
+// hits decides whether a call of a process fails, so many times in a thousand and
+// the plan's rate. It is asked by goroutines, in no certain order, and so draws from
+// no common numbers.
+func (w *world) hits(p *proc, what string, weight int) bool {
+	if w.peaceful.Load() || w.plan.hits == 0 || p.zombie() {
 		return false
 	}
-	w.fault(what, "")
+	w.hitMu.Lock()
+	defer w.hitMu.Unlock()
+	p.hits[what]++
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%d %s %s %d", w.opts.Seed, p.name, what, p.hits[what])
+	if x := h.Sum64(); (x^x>>29)*0xbf58476d1ce4e5b9>>32%1000 >= uint64(weight*w.plan.hits) {
+		return false
+	}
+	w.hit = append(w.hit, what+" "+p.name)
 	return true
+}
+
+// hurt notes what has failed since the last event.
+func (w *world) hurt() {
+	w.hitMu.Lock()
+	hit := w.hit
+	w.hit = nil
+	w.hitMu.Unlock()
+	slices.Sort(hit)
+	for _, what := range hit {
+		w.fault(what, "")
+	}
 }
 
 // inject breaks what the plan says is due, and starts again what was killed.
@@ -54,7 +77,7 @@ func (w *world) inject() {
 		w.stop(p)
 		w.after(nil, d, d, "resume "+p.name, "resumed", func() { w.resume(p) })
 	case 6, 7:
-		w.fabric.hurt()
+		w.fabric.cut()
 	case 8:
 		w.fault("closes", p.name)
 		p.early = true

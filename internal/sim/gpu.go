@@ -81,7 +81,7 @@ func (c *card) fails(what string) error {
 	switch {
 	case g.lost:
 		return gpu.ErrFatal
-	case g.p.w.hits("GPU: "+what, 4):
+	case g.p.w.hits(g.p, "GPU: "+what, 4):
 		return fmt.Errorf("sim: %s: %w", what, gpu.ErrMemory)
 	}
 	return nil

@@ -122,7 +122,7 @@ func (p *pd) Register(addr, length uint64, access nic.Access) (nic.MR, error) {
 	w := p.d.p.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.hits("register", 8) {
+	if w.hits(p.d.p, "register", 8) {
 		return nil, fmt.Errorf("sim: register: %w", nic.ErrMemory)
 	}
 	if _, _, err := p.d.p.space.find(addr, length); err != nil {
@@ -141,7 +141,7 @@ func (p *pd) NewQP(o nic.QPOptions) (nic.QP, error) {
 	w := p.d.p.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.hits("queue pair", 3) {
+	if w.hits(p.d.p, "queue pair", 3) {
 		return nil, fmt.Errorf("sim: queue pair: %w", nic.ErrMemory)
 	}
 	p.d.serial++
@@ -292,8 +292,8 @@ func (f *fabric) fatal() {
 	}
 }
 
-// hurt cuts a queue pair at random.
-func (f *fabric) hurt() {
+// cut cuts a queue pair at random.
+func (f *fabric) cut() {
 	w := f.w
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -139,7 +139,7 @@ func (x *rankPeer) pick(sender shmabi.Identity, epoch uint64) (int, error) {
 		return 0, registry.ErrStopping
 	case b.Header.Flags.Load()&shmabi.FlagOff != 0:
 		return 0, registry.ErrOff
-	case w.hits("claim: no space", 10):
+	case w.hits(x.v.p, "claim: no space", 10):
 		return 0, fmt.Errorf("sim: claim: %w", shm.ErrNoSpace)
 	}
 	free := -1

@@ -95,7 +95,7 @@ func newPlan(r *rand.Rand) plan {
 func (w *world) newProc(r *role) *proc {
 	p := &proc{
 		w: w, name: fmt.Sprintf("%s.%d", r.name, r.starts), role: r, life: r.starts, number: len(w.procs), gpu: r.rank,
-		pid: int32(100 + len(w.procs)), targets: make(map[string]*region), making: make(map[string]bool), counts: make(map[string]int),
+		pid: int32(100 + len(w.procs)), targets: make(map[string]*region), making: make(map[string]bool), counts: make(map[string]int), hits: make(map[string]int),
 	}
 	p.host = "10.0.0.1"
 	if r.rank < 0 {

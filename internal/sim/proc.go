@@ -26,14 +26,14 @@ type proc struct {
 	space             space
 	cfg               railhop.Config
 	engine            *railhop.Engine
-	ready             bool // the engine is open, and what it offers is registered
-	closed            bool // the engine was closed, or could not be opened
-	asked             bool // to close
-	failed            bool // it could not be started
-	early             bool // closed while others were stopped: its arena may be leaked
+	ready             bool        // the engine is open, and what it offers is registered
+	closed            atomic.Bool // the engine was closed, or could not be opened
+	asked             bool        // to close
+	failed            bool        // it could not be started
+	early             bool        // closed while others were stopped: its arena may be leaked
 	working, shutting bool
 
-	loop   *pump.Loop
+	loop   atomic.Pointer[pump.Loop]
 	parked bool
 	limit  time.Duration // the park ends by then; 0 for never
 	taken  bool          // a lane of it was claimed since its last turn
@@ -53,6 +53,7 @@ type proc struct {
 	targets map[string]*region // what a target offers, by worker and rail
 	making  map[string]bool    // of them, what is being registered
 	counts  map[string]int     // of calls, by what is asked
+	hits    map[string]int     // of calls that may fail
 }
 
 func (p *proc) String() string { return p.name }
@@ -61,7 +62,7 @@ func (p *proc) String() string { return p.name }
 // does has an effect any more.
 func (p *proc) zombie() bool { return p.undead.Load() }
 
-func (p *proc) alive() bool { return !p.dead && !p.closed }
+func (p *proc) alive() bool { return !p.dead && !p.closed.Load() }
 
 func (p *proc) identity() shmabi.Identity {
 	return shmabi.Identity{UID: 1000, PID: p.pid, StartTicks: uint64(1000 + p.pid)}
@@ -69,13 +70,9 @@ func (p *proc) identity() shmabi.Identity {
 
 // turnHook implements the engine's hook: the driver turns the pump.
 func (p *proc) turnHook(ctx context.Context, l *pump.Loop) {
-	p.w.mu.Lock()
-	p.loop = l
-	p.w.mu.Unlock()
+	p.loop.Store(l)
 	<-ctx.Done()
-	p.w.mu.Lock()
-	p.loop = nil
-	p.w.mu.Unlock()
+	p.loop.Store(nil)
 	l.Stop()
 }
 
@@ -98,7 +95,7 @@ func (w *world) launch(p *proc) {
 			p.engine = e
 		}
 		if e == nil {
-			p.closed = true
+			p.closed.Store(true)
 		}
 	}()
 }
@@ -149,7 +146,7 @@ func (w *world) clear(p *proc) {
 // shut closes a process's engine, off the driver.
 func (w *world) shut(p *proc) {
 	p.asked = true
-	if p.closed {
+	if p.closed.Load() {
 		return
 	}
 	go func() {
@@ -160,7 +157,7 @@ func (w *world) shut(p *proc) {
 		if err != nil && !p.dead {
 			w.tracef("%s closed with %v", p, err)
 		}
-		p.closed = true
+		p.closed.Store(true)
 	}()
 }
 

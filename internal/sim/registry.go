@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -82,9 +83,9 @@ func (g *group) ring() {
 	w := g.w
 	for _, p := range w.procs {
 		for _, x := range p.watches {
-			if !x.closed {
+			if !x.closed.Load() {
 				w.after(p, 20*time.Microsecond, 500*time.Microsecond, "watch "+p.name, "death seen", func() {
-					if !x.closed {
+					if !x.closed.Load() {
 						x.notify()
 					}
 				})
@@ -130,9 +131,7 @@ type view struct {
 }
 
 func (w *world) openGroup(p *proc, o registry.Options) (registry.Group, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.hits("registry", 20) {
+	if w.hits(p, "registry", 20) {
 		return nil, fmt.Errorf("sim: registry: %w", shm.ErrNoSpace)
 	}
 	return &view{p: p, g: &w.group, timeout: o.HeartbeatTimeout, peers: make(map[*entry]*rankPeer)}, nil
@@ -143,7 +142,7 @@ func (v *view) Publish(o registry.EntryOptions) (registry.OwnEntry, error) {
 	w := v.p.w
 	e := &entry{g: v.g, p: v.p, opts: o}
 	err := w.call(v.p, 50*time.Microsecond, 2*time.Millisecond, "publish "+v.p.name, "publish", func() error {
-		if w.hits("publish: no space", 20) {
+		if w.hits(v.p, "publish: no space", 20) {
 			return fmt.Errorf("sim: publish: %w", shm.ErrNoSpace)
 		}
 		v.g.reclaim()
@@ -179,7 +178,7 @@ func (v *view) Publish(o registry.EntryOptions) (registry.OwnEntry, error) {
 func (v *view) Scan() (ranks []registry.OtherRank, _ []registry.Refusal, _ error) {
 	w := v.p.w
 	err := w.call(v.p, 20*time.Microsecond, 2*time.Millisecond, "scan "+v.p.name, "scan", func() error {
-		if w.hits("registry busy", 10) {
+		if w.hits(v.p, "registry busy", 10) {
 			return registry.ErrBusy
 		}
 		v.g.reclaim()
@@ -231,14 +230,12 @@ func (v *view) LaneOwner(id shmabi.Identity, epoch uint64) (registry.LaneHolder,
 type watch struct {
 	p      *proc
 	notify func()
-	closed bool
+	closed atomic.Bool
 }
 
 // Close implements [io.Closer].
 func (x *watch) Close() error {
-	x.p.w.mu.Lock()
-	defer x.p.w.mu.Unlock()
-	x.closed = true
+	x.closed.Store(true)
 	return nil
 }
 

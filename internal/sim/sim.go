@@ -33,6 +33,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/railhop/railhop"
@@ -87,11 +88,14 @@ type world struct {
 	quietAt time.Duration
 	serial  uint64 // of patterns
 
-	reqs    []*req // open ones
-	workers []*worker
-	calm    bool // no fault so far
-	quiet   bool // no faults any more
-	ids     uint64
+	reqs     []*req // open ones
+	workers  []*worker
+	hitMu    sync.Mutex
+	hit      []string    // calls that were made to fail
+	peaceful atomic.Bool // quiet, for goroutines
+	calm     bool        // no fault so far
+	quiet    bool        // no faults any more
+	ids      uint64
 
 	result  Result
 	hash    uint64
@@ -151,10 +155,10 @@ const (
 
 // turnable reports whether a process's pump would turn now.
 func (w *world) turnable(p *proc, now time.Duration) bool {
-	if p.loop == nil || p.stopped || p.dead && !p.clearing {
+	if p.loop.Load() == nil || p.stopped || p.dead && !p.clearing {
 		return false
 	}
-	return !p.parked || !p.loop.Asleep() || p.limit != 0 && now >= p.limit
+	return !p.parked || !p.loop.Load().Asleep() || p.limit != 0 && now >= p.limit
 }
 
 // step lets one thing happen, or time pass.
@@ -223,7 +227,7 @@ func (w *world) pass(now time.Duration, little bool) {
 		d = min(d, w.waiting[0].at-now)
 	}
 	for _, p := range w.procs {
-		if p.loop != nil && p.parked && p.limit > now && !p.stopped && (!p.dead || p.clearing) {
+		if p.loop.Load() != nil && p.parked && p.limit > now && !p.stopped && (!p.dead || p.clearing) {
 			d = min(d, p.limit-now)
 		}
 	}
@@ -246,11 +250,11 @@ func (w *world) pass(now time.Duration, little bool) {
 // find nothing to do.
 func (w *world) turn(p *proc, probe bool) {
 	if p.parked {
-		p.loop.Resume()
+		p.loop.Load().Resume()
 	}
 	outer := w.turning
 	w.turning = p
-	limit, cold := p.loop.Turn()
+	limit, cold := p.loop.Load().Turn()
 	w.turning = outer
 	if probe && !cold && !p.taken {
 		w.violate("%s had work and nobody rang its pump", p)
@@ -287,7 +291,7 @@ func (w *world) probe() {
 		return
 	}
 	p := w.procs[w.rng.IntN(len(w.procs))]
-	if p.loop == nil || !p.parked || !p.loop.Asleep() || p.limit != 0 && p.limit-w.now() < 6*time.Millisecond {
+	if p.loop.Load() == nil || !p.parked || !p.loop.Load().Asleep() || p.limit != 0 && p.limit-w.now() < 6*time.Millisecond {
 		return
 	}
 	w.turn(p, true)

@@ -70,7 +70,7 @@ func (w *world) story() {
 
 func (w *world) started() bool {
 	for _, p := range w.procs {
-		if !p.ready && !p.failed && !p.closed && !p.dead {
+		if !p.ready && !p.failed && !p.closed.Load() && !p.dead {
 			return false
 		}
 	}
@@ -102,7 +102,7 @@ func (w *world) finished() bool {
 		}
 	}
 	for _, k := range w.workers {
-		if !k.ended && k.p.alive() {
+		if !k.ended.Load() && k.p.alive() {
 			return false
 		}
 	}
@@ -119,6 +119,7 @@ func (w *world) lastFault() time.Duration {
 func (w *world) calmDown() {
 	if !w.quiet {
 		w.quiet, w.quietAt = true, w.now()
+		w.peaceful.Store(true)
 	}
 }
 
@@ -134,7 +135,7 @@ func (w *world) stuck(what string) {
 	}
 	var b strings.Builder
 	for _, k := range w.workers {
-		if !k.ended && k.p.alive() {
+		if !k.ended.Load() && k.p.alive() {
 			fmt.Fprintf(&b, "; %s has %d batches left", k.name, k.left)
 		}
 	}
@@ -142,8 +143,8 @@ func (w *world) stuck(what string) {
 		fmt.Fprintf(&b, "; request %d of %s open, limbo %v", r.id, r.job.k.name, r.limbo)
 	}
 	for _, p := range w.procs {
-		if !p.ready || p.asked && !p.closed {
-			fmt.Fprintf(&b, "; %s ready %v, failed %v, dead %v, asked %v, closed %v", p, p.ready, p.failed, p.dead, p.asked, p.closed)
+		if !p.ready || p.asked && !p.closed.Load() {
+			fmt.Fprintf(&b, "; %s ready %v, failed %v, dead %v, asked %v, closed %v", p, p.ready, p.failed, p.dead, p.asked, p.closed.Load())
 		}
 	}
 	w.violate("%s%s", what, b.String())

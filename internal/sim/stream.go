@@ -245,7 +245,7 @@ func (s *stream) Wait(e gpu.Event) error {
 func (s *stream) Copy(copies []gpu.Copy) error {
 	s.g.p.w.mu.Lock()
 	defer s.g.p.w.mu.Unlock()
-	if s.g.p.w.hits("GPU: copy refused", 3) {
+	if s.g.p.w.hits(s.g.p, "GPU: copy refused", 3) {
 		return fmt.Errorf("sim: copy: %w", gpu.ErrMemory)
 	}
 	return s.push(streamOp{kind: opCopy, copies: append([]gpu.Copy(nil), copies...)})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/railhop/railhop"
@@ -31,15 +32,21 @@ type req struct {
 
 // job is a batch.
 type job struct {
-	k         *worker
-	reqs      []*req
-	stream    uint64
-	named     bool          // the stream is given
-	deadline  time.Duration // 0 for none
-	batch     *railhop.Batch
-	submitted bool
-	refused   error
+	k        *worker
+	reqs     []*req
+	stream   uint64
+	named    bool          // the stream is given
+	deadline time.Duration // 0 for none
+	batch    *railhop.Batch
+	state    atomic.Int32 // submitted or refused
+	refused  error
 }
+
+// The states of a job.
+const (
+	submitted = 1
+	refused   = 2
+)
 
 // worker is a part of an application that writes, one batch after the other.
 type worker struct {
@@ -48,7 +55,7 @@ type worker struct {
 	left   int
 	dev    *region
 	host   *region
-	ended  bool
+	ended  atomic.Bool
 	open   chan struct{} // holds a token for each batch under way
 	wg     sync.WaitGroup
 	jobs   []*job
@@ -121,7 +128,7 @@ func (w *world) begin(p *proc) {
 
 func (k *worker) run() {
 	w := k.p.w
-	defer func() { k.ended = true }()
+	defer func() { k.ended.Store(true) }()
 	for k.left > 0 {
 		var j *job
 		err := w.call(k.p, 10*time.Microsecond, 5*time.Millisecond, k.name, "next batch", func() error {
@@ -317,6 +324,7 @@ func (k *worker) do(j *job) {
 		id, err := e.OpenSegment(context.Background(), r.target.engine.Name())
 		if err != nil {
 			j.refused = err
+			j.state.Store(refused)
 			return
 		}
 		reqs[i] = railhop.Request{Op: r.op, Target: id, Length: r.length}
@@ -330,9 +338,10 @@ func (k *worker) do(j *job) {
 	}
 	if err != nil {
 		j.refused = err
+		j.state.Store(refused)
 		return
 	}
-	j.submitted = true
+	j.state.Store(submitted)
 	ctx := context.Background()
 	if j.deadline > 0 {
 		c, cancel := context.WithTimeout(ctx, j.deadline)
