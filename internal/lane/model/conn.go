@@ -6,15 +6,6 @@ import "github.com/railhop/railhop/internal/xfer"
 
 // reap mirrors conn.reap, one completion at a time.
 func (t *tx) reap() {
-	var seen uint64
-	look := func() {
-		if t.cfg.Bug != DropOnError && t.l.broken == 0 {
-			seen = t.end.Rung()
-		}
-	}
-	if t.cfg.Bug != LostInReap {
-		look() // first: if the memory is gone under it, nothing has changed yet
-	}
 	seq, status, ok := t.end.Reap()
 	if !ok {
 		return
@@ -33,10 +24,7 @@ func (t *tx) reap() {
 	if status == xfer.ErrInvalidArgument {
 		t.effect(func(*state) { t.fail("descriptor", "the relay refused the descriptor of piece %d", p.piece) })
 	}
-	if t.cfg.Bug == LostInReap {
-		look()
-	}
-	if seen >= seq {
+	if uint64(t.l.rungSeen) >= seq || t.cfg.Bug == LostInReap && t.end.Rung() >= seq {
 		p.flags |= rung
 	}
 	switch {
