@@ -2,6 +2,7 @@ package rdma
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/railhop/railhop/internal/nic"
@@ -169,24 +170,40 @@ func (p *Path) fetchedAnew(t *target, err error, now time.Duration) {
 		case s.req.cause != nil:
 			p.end(i, 0, s.req.cause)
 		case s.uncut:
-			p.cutLate(i, now)
+			p.cutLate(i, err, now)
 		default:
 			p.route(i, now)
 		}
 	}
 }
 
+// askAgain fetches once more for an address that the descriptor lacks, if the last
+// fetch has failed, or was under way already when the request came.
+func (p *Path) askAgain(s *slice, err, failure error, now time.Duration) bool {
+	t := s.req.target
+	switch {
+	case !isTargetError(err):
+		return false
+	case failure != nil:
+		s.tries++
+		return int(s.tries) < p.opts.RetryCount && p.demand(t, now)
+	}
+	return t.begun < s.req.since && p.demand(t, now)
+}
+
 // cutLate cuts a request that had to wait for a descriptor. Its first slice takes
 // the place of the one that stood for all.
-func (p *Path) cutLate(i int32, now time.Duration) {
+func (p *Path) cutLate(i int32, failure error, now time.Duration) {
 	s := &p.slices[i]
 	r := s.req
 	location, err := p.cut(r.target.Target, s.local, s.remote, s.length)
 	if err != nil {
-		// A fetch that was under way when the request came may be too old for it.
-		if isTargetError(err) && r.target.begun < r.since && p.demand(r.target, now) {
+		if p.askAgain(s, err, failure, now) {
 			p.await(i)
 			return
+		}
+		if failure != nil {
+			err = fmt.Errorf("%w; its descriptor was not fetched anew: %w", err, failure)
 		}
 		p.giveUp(i, err)
 		return
