@@ -92,6 +92,7 @@ func (e *Engine) fenceSource(s *submission, stream uint64, given bool) error {
 	f, err := r.newFence(stream)
 	switch {
 	case err == nil:
+		f.Wait = given
 		s.fence = f
 		return nil
 	case errors.Is(err, gpu.ErrCapturing):
@@ -238,7 +239,7 @@ func (e *Engine) relay(now time.Duration, t *ledger.Task, to *target, s *submiss
 	}
 	it := &pxn.Item{
 		Span:  xfer.Span{Source: t.Req.Source, Dest: t.Req.TargetAddr, Length: t.Req.Length},
-		Owner: t, Target: to.relay, Fence: s.fence, Wait: s.wait,
+		Owner: t, Target: to.relay, Fence: s.fence,
 	}
 	return r.path.Submit(now, rail, it)
 }
@@ -317,7 +318,7 @@ func (e *Engine) goDirect(t *ledger.Task, to *target, q Request, f *pxn.Fence, w
 func (e *Engine) fallback(it pxn.Item, why xfer.Reason) error {
 	t, to := it.Owner.(*ledger.Task), it.Target.Ref.(*target)
 	q := Request{Op: Write, Source: it.Span.Source, TargetAddr: it.Span.Dest, Length: it.Span.Length}
-	err := e.goDirect(t, to, q, it.Fence, it.Wait, why)
+	err := e.goDirect(t, to, q, it.Fence, it.Fence != nil && it.Fence.Wait, why)
 	it.Fence.Drop()
 	return err
 }

@@ -93,6 +93,14 @@ type Body struct {
 
 // check reports what is wrong with a body that a peer wrote.
 func (b *Body) check(g Geometry, epoch uint64, rails int) error {
+	if err := b.checkHead(g, epoch, rails); err != nil {
+		return err
+	}
+	return b.checkSpans()
+}
+
+// checkHead is check for all but the spans.
+func (b *Body) checkHead(g Geometry, epoch uint64, rails int) error {
 	switch {
 	case b.Epoch != epoch:
 		return fmt.Errorf("lane: descriptor has epoch %#x, the lane has %#x", b.Epoch, epoch)
@@ -105,6 +113,10 @@ func (b *Body) check(g Geometry, epoch uint64, rails int) error {
 	case b.RailIndex >= uint32(rails):
 		return fmt.Errorf("lane: rail %d of %d", b.RailIndex, rails)
 	}
+	return nil
+}
+
+func (b *Body) checkSpans() error {
 	var sum uint64
 	for i := range b.Spans {
 		s := &b.Spans[i]

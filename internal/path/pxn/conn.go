@@ -32,29 +32,31 @@ type conn struct {
 	cpu     bool // the CPU rings
 	batched bool // a batch of copies is one operation
 
-	queue   queue
-	head    *piece // packed, waits for a slot
-	flight  []*piece
-	bytes   uint64   // in flight
-	closing int      // pieces in flight whose way must be closed
-	linger  []*piece // reaped, and a copy may still read their sources
+	// Submit looks at these for every item: they lie together.
+	quarantined bool
+	closing     int // pieces in flight whose way must be closed
+	avoid       map[*Target]*pause
+	queue       queue
+
+	head   *piece // packed, waits for a slot
+	flight []*piece
+	bytes  uint64   // in flight
+	linger []*piece // reaped, and a copy may still read their sources
 
 	lastCredit time.Duration // a slot came back
 	lastDone   time.Duration // a piece was completed
 	rungSeen   uint64        // highest doorbell the relay was told of
 	checkedAt  time.Duration
 
-	blind       bool // the lane's memory is gone
-	broken      bool // the stream has failed
-	stopping    bool // the peer takes nothing new, and will be gone
-	suspected   bool
-	why         xfer.Reason // of suspicion or quarantine
-	quarantined bool
-	released    bool // we leave
-	leaving     bool // the end is under way, off the pump
-	ended       bool
-	fences      map[*Target]*fencing
-	avoid       map[*Target]*pause
+	blind     bool // the lane's memory is gone
+	broken    bool // the stream has failed
+	stopping  bool // the peer takes nothing new, and will be gone
+	suspected bool
+	why       xfer.Reason // of suspicion or quarantine
+	released  bool        // we leave
+	leaving   bool        // the end is under way, off the pump
+	ended     bool
+	fences    map[*Target]*fencing
 }
 
 const pauseMin = 100 * time.Millisecond

@@ -194,7 +194,7 @@ func (p *Path) readMail() bool {
 // that was taken may still go direct later. It may change the item, and does not
 // keep it.
 func (p *Path) Submit(now time.Duration, name string, it *Item) xfer.Reason {
-	if it.Span.Length == 0 || it.Span.Source+it.Span.Length < it.Span.Source || it.Span.Dest+it.Span.Length < it.Span.Dest {
+	if it.Span.Length == 0 || it.Span.Dest == 0 || it.Span.Source+it.Span.Length < it.Span.Source || it.Span.Dest+it.Span.Length < it.Span.Dest {
 		return xfer.BadPieces
 	}
 	if p.left != xfer.NoReason {
@@ -215,8 +215,7 @@ func (p *Path) Submit(now time.Duration, name string, it *Item) xfer.Reason {
 	}
 	it.Owner.Opened(1)
 	it.Fence.Hold()
-	it.rail = r.index
-	c.queue.push(it)
+	c.queue.push(it, r.index)
 	return xfer.NoReason
 }
 
@@ -232,7 +231,7 @@ func (p *Path) submitLater(now time.Duration, r *rail, it *Item) xfer.Reason {
 		}
 		it.Owner.Opened(1)
 		it.Fence.Hold()
-		r.waiting.push(it)
+		r.waiting.push(it, 0)
 	default:
 		return r.why
 	}
@@ -288,8 +287,7 @@ func (p *Path) attached(r *rail, c *conn, why xfer.Reason, err error) {
 			p.direct(it, why, "rail", r.name)
 			continue
 		}
-		it.rail = r.index
-		c.queue.push(&it)
+		c.queue.push(&it, r.index)
 	}
 }
 

@@ -22,6 +22,7 @@ type Owner interface {
 type Fence struct {
 	Event    gpu.Event
 	Recorded bool
+	Wait     bool // the direct way must wait for it too
 	refs     int
 	free     func(*Fence)
 }
@@ -53,9 +54,17 @@ type Item struct {
 	Owner  Owner
 	Target *Target
 	Fence  *Fence // nil if the source is ready
-	Wait   bool   // the direct way must wait for the fence too
-	rail   uint32 // index in the peer's list
 }
+
+// share is an item of a load or a piece, which know the target. It is small, since a
+// piece may have thousands.
+type share struct {
+	Span  xfer.Span
+	Owner Owner
+	Fence *Fence
+}
+
+func (s *share) item(t *Target) Item { return Item{s.Span, s.Owner, t, s.Fence} }
 
 // Target is where a relay sends to. The session is the target's own name.
 type Target struct {
@@ -81,7 +90,7 @@ type piece struct {
 	seq    uint64
 	target *Target
 	rail   uint32
-	items  []Item
+	items  []share
 	bytes  uint64
 	copies []gpu.Copy  // sources joined where they touch
 	plans  []xfer.Span // destinations joined where they touch
@@ -157,7 +166,7 @@ func (p *piece) completed() {
 		it := &p.items[i]
 		o := it.Owner
 		it.Fence.Drop()
-		it.Owner, it.Target, it.Fence = nil, nil, nil
+		it.Owner, it.Fence = nil, nil
 		o.Closed(it.Span.Length, nil)
 	}
 	p.items = p.items[:0]

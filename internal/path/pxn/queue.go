@@ -22,9 +22,9 @@ type queue struct {
 
 // pool keeps the arrays of items that loads and pieces hand on to each other. The
 // last one that came back is taken first: it is still in the cache.
-type pool struct{ free [][]Item }
+type pool struct{ free [][]share }
 
-func (p *pool) get() []Item {
+func (p *pool) get() []share {
 	if k := len(p.free); k > 0 {
 		items := p.free[k-1]
 		p.free = p.free[:k-1]
@@ -33,7 +33,7 @@ func (p *pool) get() []Item {
 	return nil
 }
 
-func (p *pool) put(items []Item) {
+func (p *pool) put(items []share) {
 	if cap(items) > 0 {
 		clear(items)
 		p.free = append(p.free, items[:0])
@@ -43,16 +43,16 @@ func (p *pool) put(items []Item) {
 type load struct {
 	target *Target
 	rail   uint32
-	items  []Item
+	items  []share
 	from   int // items before it are gone
 	bytes  uint64
 }
 
-// push takes an item, which it may change.
-func (q *queue) push(it *Item) {
+// push takes an item for a rail of the peer's list, and may change it.
+func (q *queue) push(it *Item, rail uint32) {
 	l, n := q.last, it.Span.Length
-	if l == nil || len(l.items) == cap(l.items) || !q.fits(l, it) || n > q.slot-l.bytes {
-		q.pushCut(it)
+	if l == nil || len(l.items) == cap(l.items) || !q.fits(l, it.Target, rail) || n > q.slot-l.bytes {
+		q.pushCut(it, rail)
 		return
 	}
 	k := len(l.items)
@@ -63,24 +63,24 @@ func (q *queue) push(it *Item) {
 	q.n++
 }
 
-// set makes it an item of n bytes. It goes field by field: copying what was just put
+// set makes it the share of n bytes of an item. It goes field by field: copying what was just put
 // together stalls.
-func (part *Item) set(it *Item, n uint64) {
-	part.Span.Source, part.Span.Dest, part.Span.Length = it.Span.Source, it.Span.Dest, n
-	part.Owner, part.Target, part.Fence, part.Wait, part.rail = it.Owner, it.Target, it.Fence, it.Wait, it.rail
+func (s *share) set(it *Item, n uint64) {
+	s.Span.Source, s.Span.Dest, s.Span.Length = it.Span.Source, it.Span.Dest, n
+	s.Owner, s.Fence = it.Owner, it.Fence
 }
 
 // pushCut is push for an item that begins a load, or goes over the end of a slot: it
 // is cut there, with a share for either part.
-func (q *queue) pushCut(it *Item) {
+func (q *queue) pushCut(it *Item, rail uint32) {
 	for {
 		l := q.last
-		if l == nil || !q.fits(l, it) {
-			l = q.room(it)
+		if l == nil || !q.fits(l, it.Target, rail) {
+			l = q.room(it.Target, rail)
 			q.last = l
 		}
 		n := min(it.Span.Length, q.slot-l.bytes)
-		l.items = append(l.items, Item{})
+		l.items = append(l.items, share{})
 		l.items[len(l.items)-1].set(it, n)
 		l.bytes += n
 		q.bytes += n
@@ -99,9 +99,9 @@ func (q *queue) pushCut(it *Item) {
 const open = 8
 
 // room returns one of the last loads if an item fits it, or a new one.
-func (q *queue) room(it *Item) *load {
+func (q *queue) room(t *Target, rail uint32) *load {
 	for k := len(q.loads) - 1; k >= max(q.first, len(q.loads)-open); k-- {
-		if l := q.loads[k]; q.fits(l, it) {
+		if l := q.loads[k]; q.fits(l, t, rail) {
 			return l
 		}
 	}
@@ -112,13 +112,13 @@ func (q *queue) room(it *Item) *load {
 	} else {
 		l = &load{}
 	}
-	l.target, l.rail, l.items = it.Target, it.rail, q.pool.get()
+	l.target, l.rail, l.items = t, rail, q.pool.get()
 	q.loads = append(q.loads, l)
 	return l
 }
 
-func (q *queue) fits(l *load, it *Item) bool {
-	return l.target == it.Target && l.rail == it.rail && len(l.items) < shmabi.MaxSpans && l.bytes < q.slot
+func (q *queue) fits(l *load, t *Target, rail uint32) bool {
+	return l.target == t && l.rail == rail && len(l.items) < shmabi.MaxSpans && l.bytes < q.slot
 }
 
 // recycle keeps a load that is not in the queue any more.
@@ -149,6 +149,7 @@ func (q *queue) drop() {
 // is, if it is no longer than that.
 func (q *queue) fill(p *piece, size uint64) {
 	l := q.loads[q.first]
+	p.target, p.rail = l.target, l.rail
 	if l.from == 0 && l.bytes <= size {
 		p.items, l.items = l.items, nil
 		p.bytes = l.bytes
@@ -184,7 +185,7 @@ func (q *queue) fill(p *piece, size uint64) {
 // pop takes the first item out.
 func (q *queue) pop() Item {
 	l := q.loads[q.first]
-	it := l.items[l.from]
+	it := l.items[l.from].item(l.target)
 	l.from++
 	l.bytes -= it.Span.Length
 	q.bytes -= it.Span.Length
@@ -208,7 +209,7 @@ func (q *queue) remove(o Owner, f func(Item)) {
 			l.bytes -= it.Span.Length
 			q.bytes -= it.Span.Length
 			q.n--
-			f(it)
+			f(it.item(l.target))
 		}
 		clear(l.items[len(keep):])
 		l.items, l.from = keep, 0

@@ -152,7 +152,7 @@ func (c *conn) move(p *piece, why xfer.Reason, attrs ...any) {
 		if err != nil {
 			it.Fence.Drop()
 		} else {
-			err = c.path.opts.Direct(*it, why)
+			err = c.path.opts.Direct(it.item(p.target), why)
 		}
 		it.Fence = nil
 		p.held = append(p.held, held{it.Owner, err})

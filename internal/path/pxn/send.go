@@ -78,7 +78,6 @@ func (c *conn) pack(now time.Duration) bool {
 		return false
 	}
 	c.queue.fill(p, c.cut())
-	p.target, p.rail = p.items[0].Target, p.items[0].rail
 	p.since = now
 	c.head = p
 	return true
