@@ -33,7 +33,8 @@ help: ## list the targets
 setup: ## install what is missing and fetch the modules
 	@tools/setup.sh
 
-build: setup ## build bin/railhop
+build: ## build bin/railhop
+	@tools/setup.sh build
 	go build -trimpath -o bin/railhop ./cmd/railhop
 
 demo: build ## play a small rail fabric on this machine, without hardware

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes sure that what the build and the tests need is there: Go, a C compiler for
-# the race detector, and the modules. Installs only what is missing.
+# Makes sure that what the build needs is there (setup.sh build), or what the tests
+# need besides (setup.sh): a C compiler for the race detector, metadata servers, and
+# all modules. Installs only what is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,6 +9,9 @@ if ! command -v go >/dev/null; then
 	echo "setup: no go command: install Go $(awk '$1 == "go" { print $2 }' go.mod) or later" >&2
 	exit 1
 fi
+
+# The build itself fetches the modules that it needs.
+[ "${1:-}" != build ] || exit 0
 
 if ! command -v gcc >/dev/null; then
 	if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
