@@ -35,14 +35,18 @@ func (e *Engine) NewBatch(capacity int) *Batch {
 // for a request that can never work. Everything else is found out by
 // [Batch.Wait].
 func (b *Batch) Submit(reqs []Request) error {
-	return b.engine.submit(b.ledger, reqs, 0, false)
+	err := b.engine.submit(b.ledger, reqs, 0, false)
+	b.engine.host.loop.Wake()
+	return err
 }
 
 // SubmitOn is Submit for sources that hold their bytes once stream, a stream of the
 // GPU's driver, has come to this point. A stream that is being captured into a
 // graph is refused.
 func (b *Batch) SubmitOn(stream uint64, reqs []Request) error {
-	return b.engine.submit(b.ledger, reqs, stream, true)
+	err := b.engine.submit(b.ledger, reqs, stream, true)
+	b.engine.host.loop.Wake()
+	return err
 }
 
 // Len is how many requests were submitted, Cap how many there is room for.
@@ -107,9 +111,10 @@ func (e *Engine) one(ctx context.Context, r Request) error {
 		b = e.NewBatch(1)
 	}
 	reqs := [1]Request{r}
-	if err := b.Submit(reqs[:]); err != nil {
+	if err := e.submit(b.ledger, reqs[:], 0, false); err != nil {
 		return err
 	}
+	e.host.loop.Help(ctx, b.ledger.Answered)
 	err := b.Wait(ctx)
 	if b.Reset() == nil {
 		e.batchMu.Lock()

@@ -100,7 +100,8 @@ func joinHost(cfg Config) (*host, error) {
 		if h.poller, err = tcp.NewPoller(); err != nil {
 			return nil, err
 		}
-		po.Park, po.Unpark = h.poller.Park, h.poller.Unpark
+		po.Park, po.Unpark, po.Lender = h.poller.Park, h.poller.Unpark, h.poller
+		po.SpinFor = -1 // the path looks for answers itself
 	}
 	h.tally = tally.New(cfg.Logger)
 	h.loop = pump.New(po)

@@ -29,7 +29,8 @@ type fenced struct {
 	fence *pxn.Fence
 }
 
-// submit hands requests to the pump. stream is a stream of the caller's, if given.
+// submit leaves requests for the pump, which is still to be woken. stream is a stream of
+// the caller's, if given.
 func (e *Engine) submit(b *ledger.Batch, reqs []Request, stream uint64, given bool) error {
 	for i := range reqs {
 		if err := e.check(&reqs[i]); err != nil {
@@ -46,7 +47,6 @@ func (e *Engine) submit(b *ledger.Batch, reqs []Request, stream uint64, given bo
 		}
 		return err
 	}
-	e.host.loop.Wake()
 	return nil
 }
 

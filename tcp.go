@@ -58,6 +58,9 @@ func (e *Engine) closeTCP() error {
 	return errors.Join(err, e.data.Close())
 }
 
+// Idle implements [pump.Idler].
+func (e *Engine) Idle() bool { return e.tcp != nil && !e.hasMail.Load() && e.tcp.Idle() }
+
 // goTCP sends a task by TCP.
 func (e *Engine) goTCP(t *ledger.Task, to *target) error {
 	if e.gone {

@@ -60,6 +60,9 @@ type Options struct {
 	// Unpark ends a Park. It is for a Park that is no futex, which nobody but this
 	// loop's own Wake can ring: [Ring] does not reach it. Nil means a futex.
 	Unpark func()
+	// Lender lets others turn the loop while it is parked; see [Loop.Help]. Nil means
+	// that it is never lent.
+	Lender Lender
 	// OnThread runs once on the loop's thread before the first turn.
 	OnThread func()
 }
@@ -89,6 +92,7 @@ type Loop struct {
 
 	word  atomic.Pointer[atomic.Uint32] // the wake word; the loop's own until SetWord
 	own   atomic.Uint32
+	drive sync.Mutex    // held by whoever turns the loop
 	tid   atomic.Int32  // of the thread that Run turns on
 	parks atomic.Uint64 // returns from park
 
@@ -128,12 +132,16 @@ func (l *Loop) Run(ctx context.Context) error {
 	if l.opts.OnThread != nil {
 		l.opts.OnThread()
 	}
+	l.drive.Lock()
 	for ctx.Err() == nil {
 		if limit, cold := l.Turn(); cold {
+			l.drive.Unlock()
 			l.opts.Park(l.word.Load(), limit)
+			l.drive.Lock()
 			l.Resume()
 		}
 	}
+	l.drive.Unlock()
 	l.Stop()
 	return context.Cause(ctx)
 }
@@ -255,7 +263,7 @@ func (l *Loop) step(now time.Duration) bool {
 // it sleeps: the caller parks until [Loop.Asleep] is false, for at most limit if
 // that is not zero, and then calls [Loop.Resume]. It is for Run, and for those who
 // turn a loop by hand instead.
-func (l *Loop) Turn() (limit time.Duration, cold bool) {
+func (l *Loop) Turn() (_ time.Duration, cold bool) {
 	now := l.opts.Now()
 	if l.step(now) {
 		l.lastBusy = now
@@ -265,12 +273,8 @@ func (l *Loop) Turn() (limit time.Duration, cold bool) {
 		return 0, false // no Gosched: giving up a locked thread costs more than the spin
 	}
 	l.onWord(func(w *atomic.Uint32) { w.Store(Asleep) })
-	for _, s := range l.steps {
-		if d := s.Arm(now); d > 0 && (limit == 0 || d < limit) {
-			limit = d
-		}
-	}
-	if l.step(l.opts.Now()) {
+	limit, ok := l.arm()
+	if !ok {
 		l.onWord(func(w *atomic.Uint32) { w.Store(Awake) })
 		l.lastBusy = l.opts.Now()
 		return 0, false

@@ -111,7 +111,7 @@ func newRig(tb testing.TB, opts Options) *rig {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	loop := pump.New(pump.Options{Park: poller.Park, Unpark: poller.Unpark})
+	loop := pump.New(pump.Options{Park: poller.Park, Unpark: poller.Unpark, Lender: poller, SpinFor: -1})
 	opts.Poller, opts.Now, opts.Wake = poller, loop.Now, loop.Wake
 	path, err := New(opts)
 	if err != nil {

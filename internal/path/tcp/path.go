@@ -172,7 +172,7 @@ func (p *Path) Step(now time.Duration) (busy bool) {
 	if p.toStage.n > 0 && p.startCopies() {
 		busy = true
 	}
-	if p.open > 0 || p.parks != p.opts.Poller.parks {
+	if p.open > 0 || p.parks != p.opts.Poller.parks.Load() {
 		p.look()
 	}
 	if len(p.waiting) > 0 {
@@ -193,16 +193,21 @@ func (p *Path) Step(now time.Duration) (busy bool) {
 // Arm returns for how long the pump may sleep, 0 for without limit. It is followed by
 // one more Step.
 func (p *Path) Arm(now time.Duration) (limit time.Duration) {
-	p.parks = p.opts.Poller.parks - 1 // look once more, now that all else is done
+	p.parks = p.opts.Poller.parks.Load() - 1 // look once more, now that all else is done
 	if p.timerAt != 0 {
 		return max(p.timerAt-now, time.Microsecond)
 	}
 	return 0
 }
 
+// Idle reports whether there is nothing to do, and nothing under way.
+func (p *Path) Idle() bool {
+	return p.open == 0 && len(p.ready) == 0 && len(p.waiting) == 0 && !p.hasMail.Load()
+}
+
 // look asks which sockets can be read or written.
 func (p *Path) look() {
-	p.parks = p.opts.Poller.parks
+	p.parks = p.opts.Poller.parks.Load()
 	n, _ := unix.EpollWait(p.epfd, p.events[:], 0)
 	for i := range max(n, 0) {
 		ev := &p.events[i]
@@ -334,6 +339,7 @@ func (p *Path) Close() error {
 	for _, pr := range p.peers {
 		p.purge(&pr.queue)
 	}
+	p.opts.Poller.remove(p.epfd)
 	return unix.Close(p.epfd)
 }
 

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,10 +19,14 @@ import (
 // goroutine.
 type Poller struct {
 	epfd, bell int
+	lent       int // where others park that turn the pump's loop
 	events     [8]unix.EpollEvent
-	parks      uint64 // returns from Park
-	drain      [8]byte
-	ring       [8]byte
+	borrowed   [8]unix.EpollEvent
+	parks      atomic.Uint64 // returns from Park
+
+	mu    sync.Mutex
+	added []int // the descriptors of the paths
+	ring  [8]byte
 }
 
 // NewPoller returns a poller. Close it after the pump has stopped.
@@ -34,21 +40,86 @@ func NewPoller() (*Poller, error) {
 		unix.Close(epfd)
 		return nil, fmt.Errorf("tcp: poller: %w", err)
 	}
-	p := &Poller{epfd: epfd, bell: bell}
+	lent, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("tcp: poller: %w", err), unix.Close(epfd), unix.Close(bell))
+	}
+	p := &Poller{epfd: epfd, bell: bell, lent: lent}
 	binary.NativeEndian.PutUint64(p.ring[:], 1)
-	if err := p.add(bell); err != nil {
-		return nil, errors.Join(err, p.Close())
+	for _, ep := range []int{epfd, lent} {
+		if err := control(ep, unix.EPOLL_CTL_ADD, bell, unix.EPOLLIN); err != nil {
+			return nil, errors.Join(err, p.Close())
+		}
 	}
 	return p, nil
 }
 
-// add makes Park return while fd can be read.
+// add makes Park return while fd can be read, until it is closed.
 func (p *Poller) add(fd int) error {
-	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}
-	if err := unix.EpollCtl(p.epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ep := range []int{p.epfd, p.lent} {
+		if err := control(ep, unix.EPOLL_CTL_ADD, fd, unix.EPOLLIN); err != nil {
+			return err
+		}
+	}
+	p.added = append(p.added, fd)
+	return nil
+}
+
+// remove undoes add.
+func (p *Poller) remove(fd int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	control(p.epfd, unix.EPOLL_CTL_DEL, fd, 0)
+	control(p.lent, unix.EPOLL_CTL_DEL, fd, 0)
+	p.added = slices.DeleteFunc(p.added, func(x int) bool { return x == fd })
+}
+
+func control(epfd, op, fd int, events uint32) error {
+	ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
+	if err := unix.EpollCtl(epfd, op, fd, &ev); err != nil {
 		return fmt.Errorf("tcp: poller: %w", err)
 	}
 	return nil
+}
+
+// Lend implements [pump.Lender]: while the loop is lent its sockets do not end a Park.
+func (p *Poller) Lend(lent bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	events := uint32(unix.EPOLLIN)
+	if lent {
+		events = 0
+	}
+	for _, fd := range p.added {
+		control(p.epfd, unix.EPOLL_CTL_MOD, fd, events)
+	}
+}
+
+// ParkLent implements [pump.Lender].
+func (p *Poller) ParkLent(d time.Duration) {
+	n, _ := unix.EpollWait(p.lent, p.borrowed[:], milliseconds(d))
+	p.parks.Add(1)
+	p.hear(p.borrowed[:max(n, 0)])
+}
+
+// milliseconds rounds up; 0 is without limit.
+func milliseconds(d time.Duration) int {
+	if d <= 0 {
+		return -1
+	}
+	return int(min((d+time.Millisecond-1)/time.Millisecond, 1<<30))
+}
+
+// hear takes a ring off the bell, if there was one.
+func (p *Poller) hear(events []unix.EpollEvent) {
+	for i := range events {
+		if int(events[i].Fd) == p.bell {
+			var drain [8]byte
+			unix.Read(p.bell, drain[:])
+		}
+	}
 }
 
 // Park implements [pump.Options].Park.
@@ -56,17 +127,9 @@ func (p *Poller) Park(word *atomic.Uint32, d time.Duration) {
 	if word.Load() != pump.Asleep {
 		return
 	}
-	ms := -1
-	if d > 0 {
-		ms = int(min((d+time.Millisecond-1)/time.Millisecond, 1<<30))
-	}
-	n, _ := unix.EpollWait(p.epfd, p.events[:], ms)
-	p.parks++
-	for i := range max(n, 0) {
-		if int(p.events[i].Fd) == p.bell {
-			unix.Read(p.bell, p.drain[:])
-		}
-	}
+	n, _ := unix.EpollWait(p.epfd, p.events[:], milliseconds(d))
+	p.parks.Add(1)
+	p.hear(p.events[:max(n, 0)])
 }
 
 // Unpark implements [pump.Options].Unpark.
@@ -74,5 +137,5 @@ func (p *Poller) Unpark() { unix.Write(p.bell, p.ring[:]) }
 
 // Close closes the poller.
 func (p *Poller) Close() error {
-	return errors.Join(unix.Close(p.bell), unix.Close(p.epfd))
+	return errors.Join(unix.Close(p.bell), unix.Close(p.epfd), unix.Close(p.lent))
 }
