@@ -101,6 +101,9 @@ func (w *world) checkLanes() {
 				if h.State.Load() == shmabi.LaneReady && h.SenderEpoch.Load() == 0 {
 					w.violate("lane %d of %s was released and is not free", i, p)
 				}
+				if h.State.Load() == shmabi.LaneClaiming {
+					w.violate("lane %d of %s is being claimed for ever", i, p)
+				}
 				id := h.Sender
 				for _, o := range w.procs {
 					if o.identity() == id && o.gone && !w.plan.blind {

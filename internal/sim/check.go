@@ -2,7 +2,6 @@ package sim
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"slices"
 
@@ -123,8 +122,8 @@ func (w *world) ended(r *req) bool {
 		return true
 	}
 	w.result.Failed++
-	if w.plan.calm && w.plan.spine && j.deadline == 0 && w.plan.env.RDMA.MaxEndpoints > 2 {
-		w.violate("request %d of %s failed without a fault: %v", r.id, j.k.name, j.batch.Wait(context.Background()))
+	if !w.excused(r) {
+		w.violate("request %d of %s has %v for no good reason", r.id, j.k.name, res.Status)
 	}
 	if w.mayLand(r) {
 		r.limbo = true
@@ -133,6 +132,19 @@ func (w *world) ended(r *req) bool {
 	}
 	w.end(r, res.Status.String())
 	return true
+}
+
+// excused reports whether a request may fail at all: its time was up, an end of it
+// is no more, or the direct way was cut more often than it is tried.
+func (w *world) excused(r *req) bool {
+	p, o := r.job.k.p, &w.plan.env.RDMA
+	switch {
+	case r.job.deadline > 0, r.target.dead, r.target.asked, p.asked, p.gpus.lost, w.portLost:
+		return true
+	case !w.plan.spine:
+		return true // there may be no other way than a relay
+	}
+	return o.MaxEndpoints <= 2 || o.RetryCount < 9 && !w.plan.calm
 }
 
 // mayLand reports whether the engine lists a request's destination as what may still

@@ -118,6 +118,7 @@ func (w *world) inject() {
 		}
 	case 13:
 		d := p.nics.devs[w.rng.IntN(len(p.nics.devs))]
+		w.portLost = true
 		w.fault("port lost", p.name+"/"+d.name)
 		d.set(true)
 		w.after(nil, ms, 200*ms, "port "+d.name+p.name, "port up", func() { d.set(false) })

@@ -94,6 +94,7 @@ type world struct {
 	hit      []string    // calls that were made to fail
 	peaceful atomic.Bool // quiet, for goroutines
 	calm     bool        // no fault so far
+	portLost bool        // at least once
 	quiet    bool        // no faults any more
 	ids      uint64
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"runtime"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -27,6 +28,10 @@ func one(t *testing.T, o Options) (r Result) {
 	defer func() {
 		if v := recover(); v != nil {
 			r.Seed = o.Seed
+			if o.Trace != nil {
+				stacks := make([]byte, 1<<20)
+				fmt.Fprintf(o.Trace, "%s\n", stacks[:runtime.Stack(stacks, true)])
+			}
 			r.Violations = append(r.Violations, fmt.Sprintf("panic: %v", v))
 		}
 	}()

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"time"
+
+	"github.com/railhop/railhop/internal/shmabi"
 )
 
 // used is the memory of a run, to be used by the next.
@@ -127,6 +129,25 @@ func (w *world) calmDown() {
 func (w *world) settleDown() {
 	end := w.now() + 2*w.plan.env.PXN.HeartbeatTimeout + 500*time.Millisecond
 	w.run(time.Hour, func() bool { return w.now() >= end })
+	// A claim that was left half-made is cleared in its own time.
+	w.run(5*time.Second, func() bool { return !w.claiming() })
+}
+
+// claiming reports whether a lane of a live rank is being claimed.
+func (w *world) claiming() bool {
+	for _, p := range w.procs {
+		for _, e := range p.entries {
+			if !p.alive() || e.cut {
+				continue
+			}
+			for i := range shmabi.Lanes {
+				if e.mem.block.Lanes[i].Header.State.Load() == shmabi.LaneClaiming {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 func (w *world) stuck(what string) {
