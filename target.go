@@ -250,7 +250,7 @@ func (t *target) Devices() int { return len(t.remote.Desc().Devices) }
 
 // Refetch implements [rdma.Target].
 func (t *target) Refetch(ctx context.Context) error {
-	_, err := t.remote.Refetch(ctx, t.remote.Desc())
+	err := t.remote.Renew(ctx)
 	if dir := t.engine.dir; dir != nil && err == nil {
 		_, err = dir.Daemon(ctx, t.remote.Desc().Name, true)
 	}

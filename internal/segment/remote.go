@@ -46,21 +46,39 @@ func (r *Remote) Desc() *Desc {
 // Callers at the same time share one fetch, and a failure is returned to all for
 // 100 ms. An unchanged descriptor keeps its pointer.
 func (r *Remote) Refetch(ctx context.Context, stale *Desc) (*Desc, error) {
+	d, _, err := r.refetch(ctx, stale)
+	return d, err
+}
+
+// Renew fetches the descriptor by a fetch that begins after the call: one that is
+// under way may not know what the target has registered since.
+func (r *Remote) Renew(ctx context.Context) error {
+	d, joined, err := r.refetch(ctx, r.Desc())
+	if joined && err == nil {
+		_, _, err = r.refetch(ctx, d)
+	}
+	return err
+}
+
+// refetch reports too whether the fetch was under way already.
+func (r *Remote) refetch(ctx context.Context, stale *Desc) (d *Desc, joined bool, err error) {
 	r.mu.Lock()
 	if now := r.Desc(); now != stale || r.local != nil {
 		r.mu.Unlock()
-		return now, nil
+		return now, false, nil
 	}
-	if r.fetching == nil {
+	joined = r.fetching != nil
+	if !joined {
 		if time.Now().Before(r.failedUntil) {
 			defer r.mu.Unlock()
-			return nil, r.failure
+			return nil, false, r.failure
 		}
 		r.fetching = r.cache.fetch(r.Name, r.fetched)
 	}
 	f := r.fetching
 	r.mu.Unlock()
-	return f.wait(ctx)
+	d, err = f.wait(ctx)
+	return d, joined, err
 }
 
 // fetched takes a fetch's result.

@@ -188,7 +188,7 @@ func (p *Path) askAgain(s *slice, err, failure error, now time.Duration) bool {
 		s.tries++
 		return int(s.tries) < p.opts.RetryCount && p.demand(t, now)
 	}
-	return t.begun < s.req.since && p.demand(t, now)
+	return (t.fetching || t.begun < s.req.since) && p.demand(t, now)
 }
 
 // cutLate cuts a request that had to wait for a descriptor. Its first slice takes
