@@ -17,6 +17,9 @@ MULTIPROCESS := railhop railhop/internal/cli railhop/internal/faulttest railhop/
 # Seeds of make sim.
 SEEDS ?= 20000
 FROM ?= 1
+# Rounds of make kill and make rolling, and MiB that each of their processes touches.
+ROUNDS ?= 2000
+TOUCH ?= 1024
 TRACE ?=
 # More flags for go test, such as TESTFLAGS='-run Lane -v'.
 TESTFLAGS ?=
@@ -25,7 +28,7 @@ TEST_TIMEOUT ?= 8m
 inprocess = $(shell go list ./... | grep -vxF $(MULTIPROCESS:%=-e github.com/railhop/%))
 race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(TEST_RACE)),$(inprocess)))
 
-.PHONY: help setup build demo test lint race fuzz model sim bugs bench bench-gpu clean
+.PHONY: help setup build demo test lint race fuzz model sim kill bugs bench bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,10 +62,13 @@ fuzz: setup ## run each fuzz target for FUZZTIME (1m)
 	@tools/fuzz.sh $(FUZZTIME)
 
 model: ## check the lane exhaustively: every interleaving and fault within bounds
-	go test -count=1 -timeout 30m -run '^TestFull$$' ./internal/lane/model -v -args -full
+	go test -count=1 -timeout 30m -run '^(TestFull|TestBugs)$$' ./internal/lane/model -v -args -full
 
 sim: ## run SEEDS (20000) seeds of the simulation, from FROM; TRACE=1 prints what happens
 	GOMAXPROCS=1 go test -count=1 -timeout 0 -run '^TestSeeds$$' -v ./internal/sim -args -seeds $(SEEDS) -from $(FROM) $(if $(TRACE),-trace)
+
+kill: ## ROUNDS (2000) deaths and stops of processes of TOUCH (1024) MiB under streams of writes
+	go test -count=1 -timeout 0 -run '^TestKill$$' -v ./internal/faulttest -args -rounds $(ROUNDS) -touch $(TOUCH) $(if $(WIRE),-wire)
 
 bugs: ## how many seeds of the simulation it takes to find each planted bug
 	GOMAXPROCS=1 go test -count=1 -timeout 0 -run '^TestBugs$$' -v ./internal/sim -args -tries 2000

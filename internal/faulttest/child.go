@@ -34,7 +34,8 @@ func Serve() bool {
 	if len(os.Args) != 2 || os.Args[1] != role {
 		return false
 	}
-	c := &child{log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))}
+	c := new(child)
+	c.log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: &c.level}))
 	in := bufio.NewScanner(os.Stdin)
 	for in.Scan() {
 		var cmd command
@@ -55,8 +56,9 @@ func Serve() bool {
 
 // child is a process of a test, seen from the inside.
 type child struct {
-	log *slog.Logger
-	out sync.Mutex
+	log   *slog.Logger
+	level slog.LevelVar
+	out   sync.Mutex
 
 	options Options
 	gate    *gate
@@ -70,6 +72,11 @@ type child struct {
 	mem      []uint64
 	segments map[string]railhop.SegmentID
 	watching *watching
+
+	touched []byte
+	marks   marks
+	sink    *sink
+	stream  *stream
 }
 
 func (c *child) tell(a *Answer) {
@@ -107,6 +114,20 @@ func (c *child) do(cmd *command, a *Answer) error {
 		return c.write(cmd, a)
 	case "status":
 		a.Status = &Status{Stats: c.engine.Stats(), Imports: c.imports(), Fences: int(c.fences.Load()), Maps: len(mapped(c.options.Registry))}
+	case "sink":
+		return c.openSink(cmd)
+	case "park":
+		c.sink.park(cmd.Slots)
+	case "settle":
+		return c.settle(a)
+	case "stream":
+		return c.startStream(cmd)
+	case "stop stream":
+		return c.stopStream(a)
+	case "mark":
+		c.mark()
+	case "measure":
+		return c.measure(cmd.At, a)
 	case "close":
 		return c.close(a)
 	default:
@@ -117,6 +138,13 @@ func (c *child) do(cmd *command, a *Answer) error {
 
 func (c *child) open(o *Options, a *Answer) error {
 	c.options = *o
+	if o.Quiet {
+		c.level.Set(slog.LevelError)
+	}
+	var err error
+	if c.touched, err = touch(o.Touch); err != nil {
+		return err
+	}
 	c.segments = make(map[string]railhop.SegmentID)
 	c.gate = newGate(o.Stage, o.Nth, func(s Stage) { c.tell(&Answer{Reached: s}) })
 	env, warnings := config.Load(func(name string) (string, bool) { v, ok := o.Set[name]; return v, ok })
@@ -152,9 +180,9 @@ func (c *child) open(o *Options, a *Answer) error {
 	c.before = runtime.NumGoroutine()
 	c.engine, err = railhop.Open(railhop.Config{
 		Host: "127.0.0.1", Settings: env, Registry: o.Registry, Logger: c.log,
-		NICs:  nicfault.Wrap(c.nics, onNIC(c.gate, wire)),
+		NICs:  nicfault.Wrap(c.nics, nicfault.All(onNIC(c.gate, wire), c.marks.onPost)),
 		GPUs:  gpufault.New(gpus, onGPU(c.gate)),
-		Hooks: hooks(o, c.gate, &c.fences),
+		Hooks: c.hooks(),
 	})
 	if err != nil {
 		return err
@@ -218,6 +246,9 @@ func (c *child) imports() int {
 
 // close closes the engine and says what of it is left.
 func (c *child) close(a *Answer) error {
+	if c.sink != nil {
+		c.sink.close()
+	}
 	err := c.engine.Close()
 	if n := c.imports(); n > 0 {
 		a.Left = append(a.Left, fmt.Sprintf("%d imports", n))

@@ -65,6 +65,9 @@ type Options struct {
 	Bug      Bug
 	// Wire is where queue pairs are connected to in place of the target's NIC.
 	Wire string `json:",omitempty"`
+	// Touch is memory that the process uses, in bytes, so that its death is slow.
+	Touch uint64 `json:",omitempty"`
+	Quiet bool   `json:",omitempty"` // it logs errors only
 }
 
 // command is one line to a child.
@@ -78,6 +81,11 @@ type command struct {
 	Size    uint64   `json:",omitempty"`
 	Seed    uint64   `json:",omitempty"`
 	Limit   int      `json:",omitempty"` // ms
+	Socket  string   `json:",omitempty"` // of a sink
+	Slots   int      `json:",omitempty"`
+	Rings   int      `json:",omitempty"`
+	Depth   int      `json:",omitempty"`
+	At      uint64   `json:",omitempty"` // an instant
 }
 
 // Answer is one line from a child.
@@ -92,6 +100,10 @@ type Answer struct {
 	Bad     int      `json:",omitempty"`
 	Status  *Status  `json:",omitempty"`
 	Left    []string `json:",omitempty"` // behind, after close
+
+	Sink   *SinkCounts   `json:",omitempty"`
+	Stream *StreamCounts `json:",omitempty"`
+	Times  *Times        `json:",omitempty"`
 }
 
 // Status is how a child is.

@@ -48,8 +48,10 @@ func (g *gate) at(s Stage) {
 func (g *gate) release() { g.once.Do(func() { close(g.open) }) }
 
 // hooks returns the wrappers of a process.
-func hooks(o *Options, g *gate, fences *atomic.Int64) *railhop.Hooks {
+func (c *child) hooks() *railhop.Hooks {
+	o, g := &c.options, c.gate
 	return &railhop.Hooks{
+		Group: c.marks.group,
 		Lane: func(end railhop.End, m lane.Mem) lane.Mem {
 			if end == railhop.RelayEnd {
 				return &relayMem{Mem: m, gate: g, blind: o.Bug == NoClaim}
@@ -57,7 +59,7 @@ func hooks(o *Options, g *gate, fences *atomic.Int64) *railhop.Hooks {
 			return m
 		},
 		Fence: func(_ string, _ uint64, ask func() error) error {
-			fences.Add(1)
+			c.fences.Add(1)
 			g.at(Fence)
 			if o.Bug == NoFence {
 				return nil
