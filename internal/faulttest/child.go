@@ -75,6 +75,7 @@ type child struct {
 
 	touched []byte
 	marks   marks
+	nicHeld nicHeld
 	sink    *sink
 	stream  *stream
 }
@@ -114,6 +115,14 @@ func (c *child) do(cmd *command, a *Answer) error {
 		return c.write(cmd, a)
 	case "status":
 		a.Status = &Status{Stats: c.engine.Stats(), Imports: c.imports(), Fences: int(c.fences.Load()), Maps: len(mapped(c.options.Registry))}
+	case "fork", "fork bare":
+		var err error
+		a.PID, err = fork(cmd.Op == "fork bare")
+		return err
+	case "held":
+		var err error
+		a.Held, err = c.held()
+		return err
 	case "sink":
 		return c.openSink(cmd)
 	case "park":
@@ -180,7 +189,7 @@ func (c *child) open(o *Options, a *Answer) error {
 	c.before = runtime.NumGoroutine()
 	c.engine, err = railhop.Open(railhop.Config{
 		Host: "127.0.0.1", Settings: env, Registry: o.Registry, Logger: c.log,
-		NICs:  nicfault.Wrap(c.nics, nicfault.All(onNIC(c.gate, wire), c.marks.onPost)),
+		NICs:  nicfault.Wrap(c.nics, nicfault.All(onNIC(c.gate, wire), c.marks.onPost, c.nicHeld.count)),
 		GPUs:  gpufault.New(gpus, onGPU(c.gate)),
 		Hooks: c.hooks(),
 	})

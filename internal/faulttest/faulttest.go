@@ -68,6 +68,8 @@ type Options struct {
 	// Touch is memory that the process uses, in bytes, so that its death is slow.
 	Touch uint64 `json:",omitempty"`
 	Quiet bool   `json:",omitempty"` // it logs errors only
+	// Binary is what is started; the test's own if it is empty.
+	Binary string `json:",omitempty"`
 }
 
 // command is one line to a child.
@@ -101,6 +103,8 @@ type Answer struct {
 	Status  *Status  `json:",omitempty"`
 	Left    []string `json:",omitempty"` // behind, after close
 
+	PID    int           `json:",omitempty"` // of a forked child
+	Held   *Held         `json:",omitempty"`
 	Sink   *SinkCounts   `json:",omitempty"`
 	Stream *StreamCounts `json:",omitempty"`
 	Times  *Times        `json:",omitempty"`

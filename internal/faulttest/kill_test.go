@@ -9,8 +9,10 @@ import (
 var (
 	rounds = flag.Int("rounds", 8, "rounds of TestKill")
 	seed   = flag.Uint64("seed", 1, "of TestKill")
+	rolls  = flag.Int("rolls", 2, "rolling restarts of TestRolling")
+	leaks  = flag.Int("leaks", 12, "faults of TestLeaks")
 	wire   = flag.Bool("wire", false, "keep bytes of TestKill on their way while a relay dies")
-	memory = flag.Uint64("touch", 64, "MiB that each process of TestKill and TestRolling touches")
+	memory = flag.Uint64("touch", 64, "MiB that each process of TestKill touches")
 )
 
 // TestKill kills, stops and wakes processes at random instants of streams of

@@ -35,13 +35,18 @@ type Process struct {
 	reached chan Stage
 	reaped  bool
 	quiet   bool // the test has ended: no more logs
+	said    strings.Builder
 }
 
 // Start starts a process that calls itself role in logs, and opens its engine.
 func Start(t testing.TB, name string, o Options) *Process {
 	t.Helper()
+	binary := o.Binary
+	if binary == "" {
+		binary = os.Args[0]
+	}
 	p := &Process{
-		t: t, role: name, cmd: exec.Command(os.Args[0], role), ended: make(chan struct{}),
+		t: t, role: name, cmd: exec.Command(binary, role), ended: make(chan struct{}),
 		waits: make(map[int]chan Answer), reached: make(chan Stage, 16),
 	}
 	p.cmd.Stderr = logs{p}
@@ -77,6 +82,7 @@ func (l logs) Write(b []byte) (int, error) {
 	p := l.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.said.Write(b)
 	if text := strings.TrimSpace(string(b)); !p.quiet {
 		p.t.Logf("[%s] %s", p.role, text)
 		if strings.Contains(text, "DATA RACE") || strings.Contains(text, "panic:") || strings.Contains(text, "fatal error:") {
@@ -84,6 +90,13 @@ func (l logs) Write(b []byte) (int, error) {
 		}
 	}
 	return len(b), nil
+}
+
+// Said reports whether the process has logged a text.
+func (p *Process) Said(text string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return strings.Contains(p.said.String(), text)
 }
 
 func (p *Process) read(out io.Reader) {
