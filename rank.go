@@ -35,7 +35,10 @@ type rank struct {
 	env   config.PXN
 	gpu   gpu.Device
 	bus   string
-	rails []string
+	// detach undoes, on the pump's thread, what prepared it for the GPU; nil if
+	// nothing did
+	detach func() error
+	rails  []string
 
 	registry registry.Group
 	entry    registry.OwnEntry
@@ -139,11 +142,28 @@ func newRank(h *host, o rankOptions) (_ *rank, _ xfer.Reason, err error) {
 		ctx, r.beats = context.WithCancel(context.Background())
 		r.wg.Go(func() { r.beat(ctx) })
 	}
+	if err = r.attach(); err != nil {
+		return fail(xfer.GPUFatal, err)
+	}
 	if err = h.loop.Add(r); err != nil {
 		return fail(xfer.RegistryError, err)
 	}
 	r.log.Info("PXN is on", "group", r.env.GroupID, "gpu", r.bus, "rails", r.rails, "arena", lanesArena*slot, "entry", r.entry.Name())
 	return r, xfer.NoReason, nil
+}
+
+// attach prepares the pump's thread for the GPU. A loop that is turned by hand has no
+// thread of its own.
+func (r *rank) attach() error {
+	a, ok := r.gpu.(gpu.Attacher)
+	if !ok || r.hooks != nil && r.hooks.Turn != nil {
+		return nil
+	}
+	var err error
+	if stopped := r.host.loop.Do(func() { r.detach, err = a.Attach() }); stopped != nil {
+		return stopped
+	}
+	return err
 }
 
 func registryReason(err error) xfer.Reason {
@@ -397,8 +417,13 @@ func (r *rank) free() error {
 		r.beats()
 	}
 	r.wg.Wait()
+	if r.detach != nil {
+		var detach error
+		stopped := r.host.loop.Do(func() { detach = r.detach() })
+		err = errors.Join(detach, stopped)
+	}
 	if r.path != nil {
-		err = r.path.Close()
+		err = errors.Join(err, r.path.Close())
 	}
 	if r.relay != nil {
 		r.relay.Close()

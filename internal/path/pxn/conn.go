@@ -26,6 +26,8 @@ type conn struct {
 	busy  bool
 
 	stream  gpu.Stream
+	ringer  gpu.Ringer // the stream, if it rings and can do so as a part of copying
+	waited  waited
 	arena   uint64 // address here
 	bell    uint64 // address of the doorbell for the stream
 	unmap   func() error
@@ -104,6 +106,7 @@ func (c *conn) open() error {
 		why = c.openBell()
 	}
 	if why == nil {
+		c.ringer, _ = c.stream.(gpu.Ringer)
 		return nil
 	}
 	if o.Ring == RingStream {

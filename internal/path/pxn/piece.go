@@ -24,7 +24,15 @@ type Fence struct {
 	Recorded bool
 	Wait     bool // the direct way must wait for it too
 	refs     int
+	uses     uint64 // how often it was given back: its next use waits for another point
 	free     func(*Fence)
+}
+
+// waited is the point that a stream was last told to wait for. The fence may be in use
+// for another by now.
+type waited struct {
+	fence *Fence
+	uses  uint64
 }
 
 // NewFence returns a fence over an event. free is called on the pump's
@@ -43,7 +51,11 @@ func (f *Fence) Drop() {
 	if f == nil {
 		return
 	}
-	if f.refs--; f.refs == 0 && f.free != nil {
+	if f.refs--; f.refs > 0 {
+		return
+	}
+	f.uses++
+	if f.free != nil {
 		f.free(f)
 	}
 }

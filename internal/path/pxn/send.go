@@ -121,9 +121,20 @@ func (c *conn) publish(now time.Duration) {
 // start puts the copy and the doorbell on the stream.
 func (c *conn) start(p *piece) error {
 	for _, f := range p.fences {
+		mark := waited{f, f.uses}
+		if mark == c.waited {
+			continue // the stream has waited, and keeps its order
+		}
 		if err := c.stream.Wait(f.Event); err != nil {
 			return fmt.Errorf("pxn: wait for the source: %w", err)
 		}
+		c.waited = mark
+	}
+	if c.ringer != nil {
+		if err := c.ringer.CopyWrite64(p.copies, c.bell, p.seq); err != nil {
+			return fmt.Errorf("pxn: copy to the slot and ring: %w", err)
+		}
+		return nil
 	}
 	if err := c.stream.Copy(p.copies); err != nil {
 		return fmt.Errorf("pxn: copy to the slot: %w", err)
