@@ -31,6 +31,7 @@ type Device struct {
 	lid  uint16
 	lis  *net.TCPListener
 	keys *keys
+	far  far
 	tally
 
 	ctx    context.Context // ends when the device gives up on its peers
@@ -51,7 +52,7 @@ type Device struct {
 	half    []net.Conn // accepted, and said nothing yet; oldest first
 }
 
-func openDevice(cfg DeviceConfig, pace *pacer, log *slog.Logger) (*Device, error) {
+func openDevice(cfg DeviceConfig, pace *pacer, mem Memory, log *slog.Logger) (*Device, error) {
 	at := netip.AddrPortFrom(cfg.Addr, cfg.Port)
 	lis, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
 	if err != nil {
@@ -63,6 +64,7 @@ func openDevice(cfg DeviceConfig, pace *pacer, log *slog.Logger) (*Device, error
 		gid:     nic.GID(cfg.Addr.As16()),
 		lid:     lis.Addr().(*net.TCPAddr).AddrPort().Port(),
 		lis:     lis,
+		far:     far{mem: mem},
 		keys:    &keys{secret: rand.Uint32(), local: map[uint32]*mr{}, remote: map[uint32]*mr{}},
 		tally:   tally{peers: map[tallyKey]*tallyCount{}},
 		state:   nic.PortActive,

@@ -43,7 +43,11 @@ func (p *pd) Register(addr, length uint64, access nic.Access) (nic.MR, error) {
 		return nil, fmt.Errorf("softnic: register on %s: %w", p.d.cfg.Name, nic.ErrClosed)
 	}
 	m := &mr{pd: p, addr: addr, length: length, access: access}
+	if err := p.d.far.add(m); err != nil {
+		return fail(err.Error())
+	}
 	if err := p.d.keys.add(m); err != nil {
+		p.d.far.remove(m)
 		return nil, fmt.Errorf("softnic: register on %s: %w", p.d.cfg.Name, err)
 	}
 	p.mrs++
@@ -112,6 +116,7 @@ func (m *mr) Close() error {
 	for _, h := range m.pd.d.holders() {
 		h.revoke(m)
 	}
+	m.pd.d.far.remove(m)
 	m.pd.mu.Lock()
 	m.pd.mrs--
 	m.pd.mu.Unlock()

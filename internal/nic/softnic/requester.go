@@ -59,7 +59,7 @@ func (q *qp) talk(ctx context.Context) (open bool) {
 		return false
 	}
 	defer conn.Close()
-	s, err := newStream(conn)
+	s, err := newStream(conn, &q.d.far)
 	if err != nil {
 		q.fail(nic.StatusFatal)
 		return true

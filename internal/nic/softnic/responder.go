@@ -140,7 +140,7 @@ type inbound struct {
 // admit makes c the peer's connection to the queue pair that it asks for, if that
 // one expects it.
 func (d *Device) admit(c *net.TCPConn, h *hello) (*inbound, uint16) {
-	s, err := newStream(c)
+	s, err := newStream(c, &d.far)
 	if err != nil {
 		return nil, verdictNotReady
 	}

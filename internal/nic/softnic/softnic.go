@@ -4,7 +4,8 @@
 // It owns devices, protection domains, memory regions, queue pairs and
 // completion queues that behave as a card's do (states, keys, access rights,
 // order, completions), and the TCP connections under them. It does not own the
-// memory: that is the caller's, and is read and written in place.
+// memory: that is the caller's, and is read and written in place, or through a stage
+// if the CPU cannot touch it.
 //
 //	Post -> ring -> sender ==TCP: batches==> responder -> target memory
 //	Poll <- CQ <-- ack reader <==TCP: acks, read data==     (its own goroutine)
@@ -69,12 +70,16 @@ type DeviceConfig struct {
 type Options struct {
 	Devices []DeviceConfig
 	Logger  *slog.Logger // nil means none
+	// Memory is memory that the CPU cannot touch: it is read and written by copies
+	// through a stage. Nil means that there is none.
+	Memory Memory
 }
 
 // Provider hands out the configured devices.
 type Provider struct {
 	log  *slog.Logger
 	devs []DeviceConfig
+	mem  Memory
 
 	pacers map[string]*pacer // by device: all openings share the wire
 }
@@ -83,7 +88,7 @@ var _ nic.Provider = (*Provider)(nil)
 
 // New returns a provider of the devices in o. It fails if one of them is not valid.
 func New(o Options) (*Provider, error) {
-	p := &Provider{log: o.Logger, pacers: map[string]*pacer{}}
+	p := &Provider{log: o.Logger, mem: o.Memory, pacers: map[string]*pacer{}}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
@@ -143,7 +148,7 @@ func (p *Provider) Devices() ([]string, error) {
 func (p *Provider) Open(name string) (nic.Device, error) {
 	for i := range p.devs {
 		if p.devs[i].Name == name {
-			return openDevice(p.devs[i], p.pacers[name], p.log)
+			return openDevice(p.devs[i], p.pacers[name], p.mem, p.log)
 		}
 	}
 	return nil, fmt.Errorf("softnic: open %q: %w", name, nic.ErrNoDevice)

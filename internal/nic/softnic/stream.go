@@ -20,6 +20,11 @@ const (
 type stream struct {
 	conn *net.TCPConn
 	raw  syscall.RawConn
+	far  *far
+	rfar []byte // what is read for memory that the CPU cannot touch, made when first needed
+	wfar []byte
+	rone [1]iovec
+	wone [1]iovec
 
 	// Reading.
 	stage   []byte
@@ -41,7 +46,7 @@ type stream struct {
 	writeFn func(fd uintptr) bool
 }
 
-func newStream(conn *net.TCPConn) (*stream, error) {
+func newStream(conn *net.TCPConn, far *far) (*stream, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -49,6 +54,7 @@ func newStream(conn *net.TCPConn) (*stream, error) {
 	s := &stream{
 		conn:  conn,
 		raw:   raw,
+		far:   far,
 		stage: make([]byte, stageBytes),
 		riov:  make([]iovec, 0, maxBatch+1),
 		wiov:  make([]iovec, 0, maxBatch+1),
@@ -119,7 +125,7 @@ func (s *stream) begin() { s.riov = s.riov[:0] }
 // unfilled runs then.
 func (s *stream) land(addr uint64, length uint32) error {
 	if k := min(s.w-s.r, int(length)); k > 0 {
-		if err := tryCopy(addr, s.stage[s.r:s.r+k]); err != nil {
+		if err := s.place(addr, s.stage[s.r:s.r+k]); err != nil {
 			return err
 		}
 		s.r += k
@@ -128,6 +134,15 @@ func (s *stream) land(addr uint64, length uint32) error {
 	}
 	if length > 0 {
 		s.riov = append(s.riov, iovec{base: uintptr(addr), len: uintptr(length)})
+	}
+	return nil
+}
+
+func (s *stream) place(addr uint64, src []byte) error {
+	if c := s.far.find(uintptr(addr)); c == nil {
+		return tryCopy(addr, src)
+	} else if err := c.CopyIn(addr, src); err != nil {
+		return syscall.EFAULT
 	}
 	return nil
 }
@@ -153,6 +168,9 @@ func (s *stream) finish(ahead int) (missing int, err error) {
 		return 0, nil
 	}
 	s.r, s.w = 0, 0 // runs remain only once the stage is used up
+	if s.far.some() {
+		return s.finishFar(missing)
+	}
 	s.rrest = append(s.riov, iovOf(s.stage[:min(ahead, len(s.stage))]))
 	for {
 		n, err := s.readv()
@@ -192,6 +210,13 @@ func (s *stream) tryWrite(fd uintptr) bool {
 
 // writeRuns writes all runs of iov, which it uses up.
 func (s *stream) writeRuns(iov []iovec) error {
+	if s.far.some() {
+		return s.writeFar(iov)
+	}
+	return s.writeNear(iov)
+}
+
+func (s *stream) writeNear(iov []iovec) error {
 	for len(iov) > 0 {
 		s.wrest = iov
 		if err := s.raw.Write(s.writeFn); err != nil {
