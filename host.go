@@ -29,6 +29,7 @@ type host struct {
 
 	nics nic.Provider
 	gpus gpu.Provider
+	far  deviceMemory // for NICs that are software
 
 	transport transport
 	poller    *tcp.Poller // where the pump parks if that is TCP
@@ -129,7 +130,7 @@ func (h *host) findProviders(cfg Config) error {
 		if err != nil {
 			return fmt.Errorf("railhop: RAILHOP_SOFT_NICS: %w", err)
 		}
-		if h.nics, err = softnic.New(softnic.Options{Devices: configs, Logger: cfg.Logger}); err != nil {
+		if h.nics, err = softnic.New(softnic.Options{Devices: configs, Logger: cfg.Logger, Memory: &h.far}); err != nil {
 			return err
 		}
 	}
@@ -158,7 +159,7 @@ func (h *host) findCUDA(cfg Config) error {
 	gpus, err := cuda.Open(opts)
 	switch {
 	case err == nil:
-		h.gpus = gpus
+		h.gpus, h.far.gpus = gpus, gpus
 	case cfg.Settings.Providers.CUDA:
 		return fmt.Errorf("%w: %w", ErrNoProvider, err)
 	case cfg.Settings.PXN.On():
@@ -215,7 +216,7 @@ func (h *host) leave(wait time.Duration) error {
 		err = errors.Join(err, d.Close())
 		delete(h.devices, name)
 	}
-	return err
+	return errors.Join(err, h.far.close())
 }
 
 // endRank leaves the group.
