@@ -17,7 +17,7 @@ MULTIPROCESS := railhop railhop/internal/cli railhop/internal/faulttest railhop/
 # Seeds of make sim.
 SEEDS ?= 20000
 FROM ?= 1
-# Rounds of make kill and make rolling, and MiB that each of their processes touches.
+# Rounds of make kill, rolling and leaks, and MiB that each process of make kill touches.
 ROUNDS ?= 2000
 TOUCH ?= 1024
 TRACE ?=
@@ -28,7 +28,7 @@ TEST_TIMEOUT ?= 8m
 inprocess = $(shell go list ./... | grep -vxF $(MULTIPROCESS:%=-e github.com/railhop/%))
 race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(TEST_RACE)),$(inprocess)))
 
-.PHONY: help setup build demo test lint race fuzz model sim kill bugs bench bench-gpu clean
+.PHONY: help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,12 @@ sim: ## run SEEDS (20000) seeds of the simulation, from FROM; TRACE=1 prints wha
 
 kill: ## ROUNDS (2000) deaths and stops of processes of TOUCH (1024) MiB under streams of writes
 	go test -count=1 -timeout 0 -run '^TestKill$$' -v ./internal/faulttest -args -rounds $(ROUNDS) -touch $(TOUCH) $(if $(WIRE),-wire)
+
+rolling: ## restart all ranks in turn, ROUNDS (2000) times, under streams of writes
+	go test -count=1 -timeout 0 -run '^TestRolling$$' -v ./internal/faulttest -args -rolls $(ROUNDS)
+
+leaks: ## ROUNDS (2000) faults, after which nothing more may be held than before
+	go test -count=1 -timeout 0 -run '^TestLeaks$$' -v ./internal/faulttest -args -leaks $(ROUNDS)
 
 bugs: ## how many seeds of the simulation it takes to find each planted bug
 	GOMAXPROCS=1 go test -count=1 -timeout 0 -run '^TestBugs$$' -v ./internal/sim -args -tries 2000
