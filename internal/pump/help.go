@@ -50,9 +50,7 @@ func (l *Loop) Help(ctx context.Context, done func() bool) {
 	idle := l.idle()
 	lender.Lend(false)
 	l.drive.Unlock()
-	if !l.Asleep() {
-		l.opts.Unpark() // ParkLent may have heard it in the loop's place
-	} else if !idle {
+	if !idle {
 		l.Wake()
 	}
 }

@@ -31,6 +31,7 @@ type conn struct {
 
 	listed   bool // in Path.ready
 	readable bool
+	hungUp   bool          // an end of file comes after what can be read
 	blocked  bool          // the socket takes no more for now
 	broken   bool          // the socket takes no more at all
 	since    time.Duration // when the head was sent and its predecessor answered; 0 if it was not sent
@@ -161,10 +162,14 @@ func gone(err error) bool {
 func (p *Path) read(c *conn, now time.Duration) {
 	iov := p.iov[:0]
 	got, bytes := c.got, uint64(0)
-	k := 0
-	for i := c.fifo.head; c.fifo.n > 0 && i != none && k < len(c.stage) && bytes < turnSize; i = p.pieces[i].next {
+	k, all := 0, true // all: all answers that are due fit one call
+	for i, n := c.fifo.head, c.fifo.n; n > 0; i, n = p.pieces[i].next, n-1 {
 		if i == c.tx && c.sent < headerSize {
 			break // nothing can answer it yet
+		}
+		if k == len(c.stage) || len(iov)+3 > maxIOV || bytes >= turnSize {
+			all = false
+			break
 		}
 		s := &p.pieces[i]
 		prefix, body := c.prefix(s), payload(s)
@@ -179,17 +184,20 @@ func (p *Path) read(c *conn, now time.Duration) {
 			iov = append(iov, iovec{base: uintptr(s.host() + done), len: uintptr(n)})
 			bytes += n
 			if done+n < body {
+				all = false
 				break
 			}
 		}
 		got = 0
-		if len(iov)+2 > maxIOV || i == c.tx {
+		if i == c.tx {
 			break
 		}
 	}
-	expected := bytes > 0
-	if !expected {
+	room := bytes
+	if all {
+		// With room for more than is due, it shows whether there is more.
 		iov = append(iov, iovOf(p.sink[:]))
+		room += uint64(len(p.sink))
 	}
 	n, errno := readv(uintptr(c.fd), iov)
 	switch {
@@ -203,9 +211,13 @@ func (p *Path) read(c *conn, now time.Duration) {
 		p.finish(c, gone(errno), errno)
 	case n == 0:
 		p.finish(c, true, io.EOF)
-	case !expected:
-		p.finish(c, false, errUnasked)
+	case uint64(n) > bytes:
+		p.answers(c, bytes, now)
+		if c.fd >= 0 {
+			p.finish(c, false, errUnasked)
+		}
 	default:
+		c.readable = uint64(n) == room || c.hungUp
 		p.answers(c, uint64(n), now)
 	}
 }

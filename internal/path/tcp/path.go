@@ -217,6 +217,7 @@ func (p *Path) look() {
 		}
 		if ev.Events&^uint32(unix.EPOLLOUT) != 0 {
 			c.readable = true
+			c.hungUp = c.hungUp || ev.Events&^uint32(unix.EPOLLOUT|unix.EPOLLIN) != 0
 		}
 		if ev.Events&unix.EPOLLOUT != 0 {
 			c.blocked = false

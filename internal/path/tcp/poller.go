@@ -27,6 +27,7 @@ type Poller struct {
 	mu    sync.Mutex
 	added []int // the descriptors of the paths
 	ring  [8]byte
+	heard [8]byte
 }
 
 // NewPoller returns a poller. Close it after the pump has stopped.
@@ -99,9 +100,8 @@ func (p *Poller) Lend(lent bool) {
 
 // ParkLent implements [pump.Lender].
 func (p *Poller) ParkLent(d time.Duration) {
-	n, _ := unix.EpollWait(p.lent, p.borrowed[:], milliseconds(d))
+	unix.EpollWait(p.lent, p.borrowed[:], milliseconds(d))
 	p.parks.Add(1)
-	p.hear(p.borrowed[:max(n, 0)])
 }
 
 // milliseconds rounds up; 0 is without limit.
@@ -112,24 +112,16 @@ func milliseconds(d time.Duration) int {
 	return int(min((d+time.Millisecond-1)/time.Millisecond, 1<<30))
 }
 
-// hear takes a ring off the bell, if there was one.
-func (p *Poller) hear(events []unix.EpollEvent) {
-	for i := range events {
-		if int(events[i].Fd) == p.bell {
-			var drain [8]byte
-			unix.Read(p.bell, drain[:])
-		}
-	}
-}
-
-// Park implements [pump.Options].Park.
+// Park implements [pump.Options].Park. The bell is heard by the word, which is set
+// before it rings. It goes on ringing until the next Park, so that a borrower of the
+// loop, whom the pump waits for then, hears it too.
 func (p *Poller) Park(word *atomic.Uint32, d time.Duration) {
+	unix.Read(p.bell, p.heard[:])
 	if word.Load() != pump.Asleep {
 		return
 	}
-	n, _ := unix.EpollWait(p.epfd, p.events[:], milliseconds(d))
+	unix.EpollWait(p.epfd, p.events[:], milliseconds(d))
 	p.parks.Add(1)
-	p.hear(p.events[:max(n, 0)])
 }
 
 // Unpark implements [pump.Options].Unpark.
