@@ -64,7 +64,7 @@ func newBench(p *cuda.Provider, blas string) (*bench, error) {
 	if b.shared, err = unix.Mmap(fd, 0, sharedPages*os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return nil, err
 	}
-	if b.relay, err = startRelay(b.file); err != nil {
+	if b.relay, err = startPeer(relayArg, b.file); err != nil {
 		return nil, err
 	}
 	a, err := b.relay.ask(ask{Op: "open"})

@@ -36,6 +36,8 @@ func main() {
 	var err error
 	if len(os.Args) == 2 && os.Args[1] == relayArg {
 		err = serveRelay(os.Stdin, os.Stdout)
+	} else if len(os.Args) == 2 && os.Args[1] == rankArg {
+		err = serveRank(os.Stdin, os.Stdout)
 	} else {
 		err = run()
 	}
@@ -80,7 +82,7 @@ func run() error {
 		run  func(*bench) error
 	}{
 		{"correct", correct}, {"fence", fence}, {"contiguous", contiguous}, {"gather", gather},
-		{"laying out", layingOut}, {"latency", latency}, {"crossover", crossover}, {"beside a model", besideModel},
+		{"laying out", layingOut}, {"latency", latency}, {"crossover", crossover}, {"beside a model", besideModel}, {"engine", throughEngine},
 	}
 	for _, g := range groups {
 		if *only != "" && !slices.Contains(strings.Split(*only, ","), g.name) {

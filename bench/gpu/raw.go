@@ -12,7 +12,7 @@ import (
 // raw is bare calls of the driver, to compare with and to play the model.
 type raw struct {
 	streamCreate, streamSynchronize, memcpyAsync, memset, write64 dl.Proc
-	batch, batchV2                                                dl.Proc
+	memGetInfo, batch, batchV2                                    dl.Proc
 
 	mem  []byte // for out-parameters and arrays
 	args [dl.MaxArgs]uintptr
@@ -35,6 +35,7 @@ func bindRaw() (*raw, error) {
 		{Names: []string{"cuStreamCreateWithPriority"}, Target: &r.streamCreate},
 		{Names: []string{"cuStreamSynchronize"}, Target: &r.streamSynchronize},
 		{Names: []string{"cuMemcpyAsync"}, Target: &r.memcpyAsync},
+		{Names: []string{"cuMemGetInfo_v2"}, Target: &r.memGetInfo},
 		{Names: []string{"cuMemsetD8Async"}, Target: &r.memset},
 		{Names: []string{"cuStreamWriteValue64_v2", "cuStreamWriteValue64"}, Target: &r.write64},
 		{Names: []string{"cuMemcpyBatchAsync_v2"}, Target: &r.batchV2, Optional: true},
@@ -60,6 +61,12 @@ func (r *raw) stream() (uintptr, error) {
 	const nonBlocking = 1
 	err := r.call("cuStreamCreateWithPriority", r.streamCreate, r.at(rawOut), nonBlocking, 0)
 	return uintptr(wordAt(r.mem, rawOut).Load()), err
+}
+
+// memory is of the device, in bytes.
+func (r *raw) memory() (free, total uint64, err error) {
+	err = r.call("cuMemGetInfo", r.memGetInfo, r.at(rawOut), r.at(rawOut+8))
+	return wordAt(r.mem, rawOut).Load(), wordAt(r.mem, rawOut+8).Load(), err
 }
 
 func (r *raw) sync(stream uintptr) error {

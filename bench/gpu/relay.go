@@ -34,11 +34,17 @@ type ask struct {
 	Bytes  uint64
 	Seed   uint64
 	Copies []gpu.Copy // for check: source offsets, arena offsets
+
+	NIC, Registry, Doorbell string // of a rank
+	Value                   byte
 }
 
 type answer struct {
 	Err    string
 	Handle []byte
+	Name   string // of a rank's segment
+	Addr   uint64
+	Stale  int
 }
 
 const (
@@ -171,13 +177,13 @@ type peer struct {
 	asks    *json.Encoder
 }
 
-func startRelay(shared *os.File) (*peer, error) {
+func startPeer(arg string, files ...*os.File) (*peer, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	r := &peer{cmd: exec.Command(exe, relayArg)}
-	r.cmd.ExtraFiles = []*os.File{shared}
+	r := &peer{cmd: exec.Command(exe, arg)}
+	r.cmd.ExtraFiles = files
 	r.cmd.Stderr = os.Stderr
 	if r.in, err = r.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -200,10 +206,10 @@ func (r *peer) ask(q ask) (answer, error) {
 
 func (r *peer) wait(a *answer) error {
 	if err := r.answers.Decode(a); err != nil {
-		return fmt.Errorf("relay: %w", err)
+		return fmt.Errorf("peer: %w", err)
 	}
 	if a.Err != "" {
-		return fmt.Errorf("relay: %s", a.Err)
+		return fmt.Errorf("peer: %s", a.Err)
 	}
 	return nil
 }
