@@ -319,6 +319,7 @@ func (r *rank) beat(ctx context.Context) {
 			return
 		case <-t.C:
 		}
+		loop.Recall()
 		if loop.Asleep() {
 			if err := r.entry.Beat(loop.Now()); err != nil {
 				r.log.Debug("no beat", "entry", r.entry.Name(), "err", err)

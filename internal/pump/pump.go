@@ -90,11 +90,12 @@ type Loop struct {
 	lastBusy time.Duration
 	steps    []Stepper
 
-	word  atomic.Pointer[atomic.Uint32] // the wake word; the loop's own until SetWord
-	own   atomic.Uint32
-	drive sync.Mutex    // held by whoever turns the loop
-	tid   atomic.Int32  // of the thread that Run turns on
-	parks atomic.Uint64 // returns from park
+	word   atomic.Pointer[atomic.Uint32] // the wake word; the loop's own until SetWord
+	own    atomic.Uint32
+	drive  sync.Mutex    // held by whoever turns the loop
+	tid    atomic.Int32  // of the thread that Run turns on
+	parks  atomic.Uint64 // returns from park
+	parked atomic.Bool   // it is about to park, parks, or has just returned
 
 	hasMail atomic.Bool
 	mu      sync.Mutex
@@ -136,7 +137,9 @@ func (l *Loop) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if limit, cold := l.Turn(); cold {
 			l.drive.Unlock()
+			l.parked.Store(true)
 			l.opts.Park(l.word.Load(), limit)
+			l.parked.Store(false)
 			l.drive.Lock()
 			l.Resume()
 		}
@@ -231,6 +234,20 @@ func Ring(word *atomic.Uint32) {
 	if word.Load() == Asleep && word.CompareAndSwap(Asleep, Awake) {
 		futexWake(word)
 	}
+}
+
+// Recall ends a park that nothing may end: its word says that the loop is awake,
+// since another process has written there without ringing. Call it now and then
+// where the word is shared.
+func (l *Loop) Recall() {
+	if l.opts.Unpark != nil || !l.parked.Load() {
+		return
+	}
+	l.onWord(func(word *atomic.Uint32) {
+		if word.Load() != Asleep {
+			futexWake(word)
+		}
+	})
 }
 
 func (l *Loop) readMail() bool {

@@ -3,6 +3,7 @@ package pump
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -120,3 +121,27 @@ type stepFunc func() bool
 
 func (f stepFunc) Step(time.Duration) bool       { return f() }
 func (stepFunc) Arm(time.Duration) time.Duration { return 0 }
+
+// TestRecall writes over the word of a loop that sleeps, without ringing.
+func TestRecall(t *testing.T) {
+	var word atomic.Uint32
+	l := New(Options{SpinFor: time.Microsecond})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { l.Run(ctx); close(ended) }()
+	if err := l.SetWord(&word); err != nil {
+		t.Fatal(err)
+	}
+	for word.Load() != Asleep {
+		runtime.Gosched()
+	}
+	word.Store(77)
+	parks := l.Parks()
+	for l.Parks() == parks {
+		l.Recall()
+		runtime.Gosched()
+	}
+	cancel()
+	l.Recall()
+	<-ended
+}
