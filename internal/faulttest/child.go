@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -211,6 +212,14 @@ func (c *child) memory(size uint64, a *Answer) error {
 	c.mu.Unlock()
 	a.Addr = addr
 	return c.engine.Register(addr, size, "")
+}
+
+// forget frees memory.
+func (c *child) forget(addr uint64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mem = slices.DeleteFunc(c.mem, func(a uint64) bool { return a == addr })
+	return c.dev.Free(addr)
 }
 
 func (c *child) fill(cmd *command) error {

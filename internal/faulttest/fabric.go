@@ -62,7 +62,7 @@ func NewFabric(t testing.TB, o FabricOptions) *Fabric {
 	}
 	t.Cleanup(func() { os.RemoveAll(root) })
 	f := &Fabric{
-		T: t, Registry: root, o: o, id: nodes.Add(1) % 200, sockets: make([]string, o.Targets), streams: make([]int, o.Senders),
+		T: t, Registry: root, o: o, id: nodes.Add(1) % 200, sockets: make([]string, o.Targets),
 		Senders: make([]*Process, o.Senders), Relays: make([]*Process, o.Relays), Targets: make([]*Process, o.Targets),
 	}
 	for i := range f.Targets {
@@ -119,7 +119,7 @@ func (f *Fabric) StartTarget(i int) {
 func (f *Fabric) StartSender(i int) {
 	o := f.options(fmt.Sprintf("m0=127.%d.1.%d", f.id+20, i+1), fmt.Sprintf("0000:a%d:00.0", i), true)
 	o.Bug = f.o.Bug
-	f.Senders[i], f.streams[i] = Start(f.T, fmt.Sprintf("sender %d", i), o), 0
+	f.Senders[i] = Start(f.T, fmt.Sprintf("sender %d", i), o)
 	f.Stream(i)
 }
 
@@ -130,7 +130,6 @@ func (f *Fabric) target(sender int) int { return sender % len(f.Targets) }
 func (f *Fabric) Stream(sender int) {
 	f.T.Helper()
 	i := f.target(sender)
-	f.streams[sender]++
 	f.Senders[sender].Do(command{
 		Op: "stream", Name: f.Targets[i].Name, Socket: f.sockets[i], Depth: depth, Seed: uint64(f.opened)<<32 | uint64(sender),
 	})

@@ -27,6 +27,7 @@ type stream struct {
 	conn net.Conn
 	base uint64
 	size uint64
+	src  []uint64
 	free chan int
 	stop chan struct{}
 	wg   sync.WaitGroup
@@ -106,6 +107,7 @@ func (c *child) startStream(cmd *command) error {
 		if err := c.memory(s.size, &a); err != nil {
 			return err
 		}
+		s.src = append(s.src, a.Addr)
 		s.wg.Go(func() { s.run(a.Addr, cmd.Seed) })
 	}
 	c.stream = s
@@ -123,6 +125,11 @@ func (c *child) stopStream(a *Answer) error {
 	s.wg.Wait()
 	s.conn.Close()
 	a.Stream = &s.counts
+	for _, addr := range s.src {
+		if err := errors.Join(c.engine.Unregister(addr), c.forget(addr)); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
