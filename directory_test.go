@@ -101,7 +101,8 @@ func TestOneNameOneProcess(t *testing.T) {
 	railhop.Crash(first)
 	second := openTCP(t, join("n"))
 	mem, addr := registerBytes(t, second, 4096)
-	local := []byte("hello")
+	local := railhop.Heap(5)
+	copy(local, "hello")
 	if err := other.Write(t.Context(), id, railhop.AddressOf(local), addr, 5); err != nil {
 		t.Fatalf("write to the one that came after: %v", err)
 	}
@@ -135,7 +136,7 @@ func TestMetadataServerIsGone(t *testing.T) {
 	}
 	defer e.Close()
 	s.Close()
-	mem := make([]byte, 100)
+	mem := railhop.Heap(100)
 	if err := e.Register(railhop.AddressOf(mem), 100, ""); !errors.Is(err, railhop.ErrMetadata) {
 		t.Errorf("register: got %v, want %v", err, railhop.ErrMetadata)
 	}

@@ -91,7 +91,7 @@ func TestTCP(t *testing.T) {
 	if !bytes.Equal(later, src[:4096]) {
 		t.Error("memory registered later is not as written")
 	}
-	local := make([]byte, 64)
+	local := railhop.Heap(64)
 	if err := a.Read(t.Context(), id, railhop.AddressOf(local), dstAddr, 64); err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,7 @@ func BenchmarkBatch(b *testing.B) {
 	} {
 		b.Run(fmt.Sprintf("%v/%dx%d", bb.op, bb.n, bb.size), func(b *testing.B) {
 			var m registered
-			near, far := make([]byte, bb.n*bb.size), m.buffer(bb.n*bb.size)
+			near, far := heap(bb.n*bb.size), m.buffer(bb.n*bb.size)
 			_, to := serve(b, &m)
 			r := newRig(b, Options{})
 			works := make([]Work, bb.n)

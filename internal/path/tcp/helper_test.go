@@ -50,9 +50,14 @@ func (m *registered) Find(addr, length uint64) (gpu.Device, bool) {
 	return nil, false
 }
 
+// heap allocates memory that stays where it is, which memory on a stack does not.
+//
+//go:noinline
+func heap(n int) []byte { return make([]byte, n) }
+
 // buffer allocates and registers host memory.
 func (m *registered) buffer(n int) []byte {
-	b := make([]byte, n)
+	b := heap(n)
 	m.add(addressOf(b), uint64(n), nil)
 	return b
 }
@@ -136,7 +141,7 @@ func newRig(tb testing.TB, opts Options) *rig {
 // serve starts a server for memory, and returns a target that reaches it.
 func serve(tb testing.TB, m *registered) (*Server, *target) {
 	tb.Helper()
-	s, err := Listen(ServerOptions{})
+	s, err := Listen(ServerOptions{Log: debugLog(tb)})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -229,4 +234,23 @@ func eventually(tb testing.TB, what string, ok func() bool) {
 		}
 		time.Sleep(time.Millisecond)
 	}
+}
+
+// serveGate is serve for memory whose look-ups are held.
+func serveGate(tb testing.TB, g *gate) (*Server, *target) {
+	tb.Helper()
+	s, err := Listen(ServerOptions{Log: debugLog(tb)})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s.Serve(heldMemory{g})
+	tb.Cleanup(func() { s.Close() })
+	return s, &target{route: Route{Host: "127.0.0.1", Port: s.Port(), Version: 2, Proves: true}}
+}
+
+type heldMemory struct{ g *gate }
+
+func (h heldMemory) Find(addr, length uint64) (gpu.Device, bool) {
+	h.g.pass()
+	return h.g.Find(addr, length)
 }

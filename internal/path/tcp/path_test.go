@@ -18,7 +18,7 @@ func TestSizes(t *testing.T) {
 	for _, version := range []int{1, 2} {
 		var m registered
 		far := m.buffer(most)
-		near := make([]byte, most)
+		near := heap(most)
 		s, to := serve(t, &m)
 		to.route.Version = version
 		r := newRig(t, Options{PieceSize: 3 << 20})
@@ -67,7 +67,7 @@ func TestBatches(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			var m registered
-			far, near := m.buffer(tt.n*tt.size), make([]byte, tt.n*tt.size)
+			far, near := m.buffer(tt.n*tt.size), heap(tt.n*tt.size)
 			_, to := serve(t, &m)
 			to.route.Version = tt.version
 			r := newRig(t, Options{Lanes: tt.lanes})
@@ -101,7 +101,7 @@ func TestUnknownAddress(t *testing.T) {
 	t.Parallel()
 	var m registered
 	far := m.buffer(4096)
-	near := make([]byte, 8192)
+	near := heap(8192)
 	_, to := serve(t, &m)
 	for _, tt := range []struct {
 		name    string
@@ -145,7 +145,7 @@ func TestBadAmongGood(t *testing.T) {
 	for _, version := range []int{1, 2} {
 		var m registered
 		const n, size = 900, 512
-		far, near := m.buffer(n*size), make([]byte, n*size)
+		far, near := m.buffer(n*size), heap(n*size)
 		fill(near, 3)
 		_, to := serve(t, &m)
 		to.known = nil

@@ -23,6 +23,12 @@ var errStale = errors.New("the peer has closed the connection before its write w
 func (x *session) write(h header, dev gpu.Device) error {
 	x.server.counts.writes.Add(1)
 	addr, rest := h.addr, h.size
+	if x.answers(addr, rest) {
+		// What was asked for before is what was there before.
+		if err := x.flush(); err != nil {
+			return err
+		}
+	}
 	for rest > 0 {
 		n, err := x.land(addr, rest, h.v2, dev)
 		if err != nil {

@@ -93,9 +93,12 @@ func (x *session) cut() { x.conn.SetDeadline(time.Unix(1, 0)) }
 func (x *session) uses(addr, length uint64) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.now.overlaps(addr, length) {
-		return true
-	}
+	return x.now.overlaps(addr, length) || x.answers(addr, length)
+}
+
+// answers reports whether an answer is still to be sent from a part of the range. It
+// belongs to the session, or to whoever holds its lock.
+func (x *session) answers(addr, length uint64) bool {
 	for _, h := range x.held {
 		if h.overlaps(addr, length) {
 			return true
