@@ -101,6 +101,10 @@ meanwhile. *Stream doorbell* is a stream memory operation behind the copies; *ke
 itself. Rates are of payload. Before it measures, a run compares every byte of spans of all sizes and alignments. One GPU
 says nothing about NVLink, nor about a NIC's reads.
 
+*Engine* is whole writes in four processes that share the GPU and are time-sliced on it: a sender, a relay, and a target on the
+rail of each. The wire is TCP of software NICs on loopback, which copy GPU memory to and from a stage: it shows that the bytes
+are right and the fence holds, and its rates are the wire's, not the engine's beside a real NIC.
+
 `
 
 // render makes the page from all results, by name.
