@@ -59,6 +59,9 @@ var large = []Config{
 }
 
 func TestSmall(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine; slow with the race detector")
+	}
 	for _, c := range small {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
@@ -153,6 +156,9 @@ func TestBugs(t *testing.T) {
 // only those that somebody else can see: but for mistakes that let somebody see
 // what should have been private.
 func TestReduction(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine; slow with the race detector")
+	}
 	for b := None; b < bugs; b++ {
 		if b == BindAfterClaim || b == SequenceFirst || b == LostInReap {
 			continue
