@@ -166,7 +166,9 @@ func (p *Path) finish(c *conn, left bool, err error) {
 	if c.fifo.n > 0 && !c.closing && !refused {
 		p.counts.lost.Add(1)
 		p.opts.Log.Debug("tcp: connection lost", "segment", c.peer.Name(), "error", err, "requests", c.fifo.n)
-		c.peer.losses++
+		if !c.answered {
+			c.peer.losses++
+		}
 		p.pieces[c.fifo.head].tries++
 	}
 	all := c.fifo.take()

@@ -20,8 +20,8 @@ const (
 	laneFull = 4 << 20
 
 	maxPeers     = 1024 // remembered without work for them
-	maxLosses    = 3    // connections lost in a row, without an answer, before their work fails
-	maxTries     = 2    // connections lost with a piece's answer due
+	maxLosses    = 8    // connections lost in a row, without an answer ever, before their work fails
+	maxTries     = 3    // connections lost with a piece's answer due next, before it fails
 	dialPause    = time.Second
 	fetchTimeout = 70 * time.Second
 )

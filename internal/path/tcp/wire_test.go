@@ -86,7 +86,9 @@ func TestServer(t *testing.T) {
 		{name: "over the end of the address space", send: func(a uint64) []byte { return request(^uint64(0), a, 0x81) }, want: func([]byte) []byte { return rejectedFrame }, closes: true},
 		{
 			name: "refused after others",
-			send: func(a uint64) []byte { return join(request(1, a, 0x80), request(1, a-1, 0x81), []byte("x"), request(1, a, 0x80)) },
+			send: func(a uint64) []byte {
+				return join(request(1, a, 0x80), request(1, a-1, 0x81), []byte("x"), request(1, a, 0x80))
+			},
 			want: func(m []byte) []byte { return join(okFrame, m[:1], rejectedFrame) }, closes: true,
 		},
 	} {
