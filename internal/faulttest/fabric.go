@@ -1,6 +1,7 @@
 package faulttest
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,7 +17,8 @@ type FabricOptions struct {
 	Senders, Relays, Targets int
 	Touch                    uint64 // bytes that each process uses
 	Set                      Settings
-	Bug                      Bug // of the senders
+	Bug                      Bug           // of the senders
+	Limit                    time.Duration // of each write; zero means patience
 	// Wire keeps bytes on their way to the first target, the only one, while a
 	// relay dies. That target is not killed.
 	Wire bool
@@ -34,7 +36,6 @@ type Fabric struct {
 	id      int32
 	sockets []string
 	opened  int
-	streams []int   // that the present senders have had
 	done    []Tally // of the processes that have ended
 }
 
@@ -132,6 +133,7 @@ func (f *Fabric) Stream(sender int) {
 	i := f.target(sender)
 	f.Senders[sender].Do(command{
 		Op: "stream", Name: f.Targets[i].Name, Socket: f.sockets[i], Depth: depth, Seed: uint64(f.opened)<<32 | uint64(sender),
+		Limit: int(cmp.Or(f.o.Limit, patience).Milliseconds()),
 	})
 }
 

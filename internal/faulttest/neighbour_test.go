@@ -73,7 +73,7 @@ func TestNeighbour(t *testing.T) {
 		{"everything", func(b []byte, _ int) []byte { return b }, shmabi.HeaderBytes / 8, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := NewFabric(t, FabricOptions{Senders: 2, Targets: 2})
+			f := NewFabric(t, FabricOptions{Senders: 2, Targets: 2, Limit: 2 * time.Second})
 			f.AwaitRelaying()
 			block, lane := f.relayEntry(1)
 			area := c.area(block, lane)
@@ -127,6 +127,7 @@ func TestNeighbour(t *testing.T) {
 // slow ones, halves of frames, garbage, and two hundred and forty that ask for a
 // handshake. Writes go on, and the target serves others afterwards.
 func TestFlood(t *testing.T) {
+	t.Parallel()
 	f := NewFabric(t, FabricOptions{})
 	f.AwaitRelaying()
 	at := f.Targets[0].Name

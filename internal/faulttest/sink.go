@@ -51,7 +51,6 @@ type sinkRing struct {
 	conn   net.Conn
 	out    sync.Mutex
 	slots  map[int]bool // with the sender
-	last   uint64       // highest id completed
 	done   map[uint64]bool
 }
 

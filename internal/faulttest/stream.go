@@ -28,9 +28,11 @@ type stream struct {
 	base uint64
 	size uint64
 	src  []uint64
-	free chan int
-	stop chan struct{}
-	wg   sync.WaitGroup
+	// limit is each write's
+	limit time.Duration
+	free  chan int
+	stop  chan struct{}
+	wg    sync.WaitGroup
 
 	out    sync.Mutex
 	mu     sync.Mutex
@@ -88,6 +90,7 @@ func (c *child) startStream(cmd *command) error {
 	s := &stream{
 		c: c, id: id, conn: conn, base: first.Base, size: first.Size,
 		free: make(chan int, 4096), stop: make(chan struct{}), open: make(map[uint64]uint64),
+		limit: time.Duration(cmd.Limit) * time.Millisecond,
 	}
 	for _, n := range first.Slots {
 		s.free <- n
@@ -181,7 +184,7 @@ func (s *stream) run(src, seed uint64) {
 }
 
 func (s *stream) write(src uint64, d *sinkDone) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), s.limit)
 	defer cancel()
 	begin := now()
 	s.mu.Lock()
