@@ -28,7 +28,7 @@ TEST_TIMEOUT ?= 8m
 inprocess = $(shell go list ./... | grep -vxF $(MULTIPROCESS:%=-e github.com/railhop/%))
 race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(TEST_RACE)),$(inprocess)))
 
-.PHONY: help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
+.PHONY: interop compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,13 @@ demo: build ## play a small rail fabric on this machine, without hardware
 test: setup lint ## lint, then run every test and say what ran, what was skipped and why
 	@go run ./tools/testsum -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./... \
 		-- $(if $(race_packages),-race -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(race_packages))
+
+interop: setup ## move bytes to and from Mooncake's own wheel, by TCP; WHEEL=newest takes the newest
+	tools/interop/setup.sh
+	go test -count=1 -v -run '^TestInterop' . | grep -v INFO
+
+compare: interop ## measure writes by TCP beside the wheel's
+	go run ./tools/interop/compare
 
 race: setup ## run every test with the race detector
 	go run ./tools/testsum -race -shuffle=on -timeout 20m $(TESTFLAGS) ./...

@@ -49,10 +49,10 @@ var layers = [][]string{
 	5: { // edges
 		"internal/metrics", "internal/report", "internal/workload",
 	},
-	6: {"internal/worker"},                           // processes that play ranks
-	7: {"internal/fabric"},                           // and whole fabrics of them
-	8: {"internal/cli", "cmd/libtransfer_engine"},    // programs
-	9: {"cmd/railhop", "tools/testsum", "bench/gpu"}, // mains
+	6: {"internal/worker"},                                                    // processes that play ranks
+	7: {"internal/fabric"},                                                    // and whole fabrics of them
+	8: {"internal/cli", "cmd/libtransfer_engine"},                             // programs
+	9: {"cmd/railhop", "tools/testsum", "tools/interop/compare", "bench/gpu"}, // mains
 }
 
 // testSupport may import anything, and is imported by tests alone.

@@ -161,12 +161,12 @@ func pxnTable() []variable {
 
 func tcpTable() []variable {
 	return []variable{
-		boolean("MC_TCP_ENABLE_CONNECTION_POOL", func(e *Env) *bool { return &e.TCP.Pool }, "0", "keep connections and send several requests over each"),
+		boolean("MC_TCP_ENABLE_CONNECTION_POOL", func(e *Env) *bool { return &e.TCP.Pool }, "0", "connections are kept, and several requests are sent over each, in any case"),
 		integer("MC_TCP_LANES_PER_PEER", func(e *Env) *int { return &e.TCP.LanesPerPeer }, "4", 1, 16, "pooled connections for each peer", orElse("MC_TCP_MAX_CONNECTIONS_PER_PEER")),
-		integer("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", func(e *Env) *int { return &e.TCP.MaxQueued }, "1024", 1, 65535, "transfers queued for each peer"),
-		integer("MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER", func(e *Env) *int { return &e.TCP.MaxPending }, "1024", 1, 65535, "transfers that wait for a place in that queue"),
-		milliseconds("MC_TCP_ADMISSION_TIMEOUT_MS", func(e *Env) *time.Duration { return &e.TCP.AdmissionTimeout }, "1000", 1, 600000, "how long they wait"),
-		integer("MC_TCP_SLICE_SIZE", func(e *Env) *int { return &e.TCP.SliceSize }, "65536", 1, maxInt32, "bytes of one read or write"),
+		integer("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", func(e *Env) *int { return &e.TCP.MaxQueued }, "1024", 1, 65535, "requests under way to each peer; more of them wait"),
+		integer("MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER", func(e *Env) *int { return &e.TCP.MaxPending }, "1024", 1, 65535, "taken for Mooncake's sake: any number may wait"),
+		milliseconds("MC_TCP_ADMISSION_TIMEOUT_MS", func(e *Env) *time.Duration { return &e.TCP.AdmissionTimeout }, "1000", 1, 600000, "taken for Mooncake's sake: they wait as long as their deadline allows"),
+		integer("MC_TCP_SLICE_SIZE", func(e *Env) *int { return &e.TCP.SliceSize }, "65536", 1, maxInt32, "taken for Mooncake's sake: a read or write moves what there is"),
 		custom("MC_TCP_PROTO", "integer", "", "1", "1 forces the old protocol without acknowledgement", func(e *Env, text string) error {
 			n, err := inRange(text, "", 1, 1)
 			if err == nil {
