@@ -114,19 +114,7 @@ func (w *wheel) move(verb, target string, offs, remotes, lengths []uint64) {
 	}
 }
 
-// set and get are the wheel's memory.
-func (w *wheel) set(b []byte) {
-	w.t.Helper()
-	path := filepath.Join(w.t.TempDir(), "in")
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		w.t.Fatal(err)
-	}
-	if rc := w.do("load", path, 0, len(b)); rc != 0 {
-		w.t.Fatalf("load: %d", rc)
-	}
-	os.Remove(path)
-}
-
+// get is the wheel's memory.
 func (w *wheel) get(n int) []byte {
 	w.t.Helper()
 	path := filepath.Join(w.t.TempDir(), "out")

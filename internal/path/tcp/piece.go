@@ -62,16 +62,6 @@ func (p *Path) push(l *list, i int32) {
 	l.n++
 }
 
-func (p *Path) pushFront(l *list, i int32) {
-	if l.n == 0 {
-		p.push(l, i)
-		return
-	}
-	p.pieces[i].next = l.head
-	l.head = i
-	l.n++
-}
-
 func (p *Path) pop(l *list) int32 {
 	i := l.head
 	l.head = p.pieces[i].next
