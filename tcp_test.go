@@ -115,7 +115,8 @@ func TestTCP(t *testing.T) {
 		t.Error("something was written")
 	}
 	st := a.Stats()
-	if st.TCP.Ops == 0 || st.Failed.Ops != 2 || b.Stats().TCPServed.Writes == 0 {
+	// Failed is the process's: tests beside this one count too.
+	if st.TCP.Ops == 0 || st.Failed.Ops < 2 || b.Stats().TCPServed.Writes == 0 {
 		t.Errorf("stats: %+v, served %+v", st, b.Stats().TCPServed)
 	}
 }

@@ -29,7 +29,7 @@ func TestWrongUseOfDemoAndReplay(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tc := range []struct{ command, want string }{
-		{"fly", `unknown command "fly": want one of bench, demo, pxn, replay, status`},
+		{"fly", `unknown command "fly": want one of bench, demo, metadata-server, pxn, replay, status`},
 		{"--fly", `unknown flag: --fly`},
 		{"--log-level loud", `--log-level "loud": want debug, info, warn or error`},
 		{"demo --fly", `demo: unknown flag: --fly; see railhop demo --help`},
