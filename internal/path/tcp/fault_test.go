@@ -192,6 +192,32 @@ func TestLostConnections(t *testing.T) {
 			s.mu.Unlock()
 		}
 	}()
+	run := func(round uint64) (failed int) {
+		op := xfer.Opcode(round & 1)
+		works := make([]Work, n)
+		for i := range works {
+			at := uint64(i * size)
+			works[i] = Work{Op: op, Local: addressOf(near) + at, Remote: addressOf(far) + at, Length: size, Target: to}
+		}
+		want := far
+		if op == xfer.Write {
+			want = near
+		}
+		fill(want, round)
+		for i, got := range r.run(works...) {
+			if got.err != nil {
+				failed++
+				if !errors.Is(got.err, xfer.ErrSocket) {
+					t.Fatalf("round %d, request %d: %v", round, i, got.err)
+				}
+				continue
+			}
+			if at := i * size; !bytes.Equal(near[at:at+size], far[at:at+size]) {
+				t.Fatalf("round %d, request %d: not in place", round, i)
+			}
+		}
+		return failed
+	}
 	for round := range uint64(6) {
 		run(round)
 	}
