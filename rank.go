@@ -397,7 +397,7 @@ func (r *rank) close(wait time.Duration) error {
 	err := r.entry.Withdraw()
 	idle := false
 	for end := time.Now().Add(wait); !idle && time.Now().Before(end); {
-		loop.Do(func() { idle = r.path.Idle() && r.relay.Idle() })
+		loop.Do(func() { idle = r.path.Idle() && r.relay.Idle() && !r.held() })
 		if !idle {
 			time.Sleep(2 * time.Millisecond)
 		}
@@ -408,6 +408,15 @@ func (r *rank) close(wait time.Duration) error {
 	}
 	err = errors.Join(err, loop.Remove(r), loop.SetWord(nil))
 	return errors.Join(err, r.free())
+}
+
+// held reports whether a lane of ours is taken. Nobody holds one of a block that is
+// gone.
+func (r *rank) held() (held bool) {
+	if shm.Guard(func() error { held = r.relay.Held(); return nil }) != nil {
+		return false
+	}
+	return held
 }
 
 // free undoes newRank, as far as it got. The pump no longer steps the rank.

@@ -39,6 +39,9 @@ func (r *Relay) Adopt() (state uint32) {
 	return state
 }
 
+// Held reports whether somebody has the lane, or is claiming it.
+func (r *Relay) Held() bool { return r.mem.Load(Word{State, 0}) != uint64(shmabi.LaneFree) }
+
 // Released reports whether the adopted sender has given the lane back.
 func (r *Relay) Released() bool {
 	return r.epoch != 0 && r.mem.Load(Word{SenderEpoch, 0}) != r.epoch

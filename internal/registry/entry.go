@@ -227,13 +227,25 @@ func (e *Entry) withdraw() error {
 	if e.withdrawn {
 		return nil
 	}
-	fault := shm.Guard(func() error { e.block.Header.State.Store(shmabi.StateStopping); return nil })
+	fault := e.stop()
 	err := e.r.locked(func() error { return e.r.unlink(e.name, e.file) })
 	if err != nil {
 		return err
 	}
 	e.withdrawn = true
 	return fault
+}
+
+// stop says that no lane is to be claimed any more, under the lock that claims are
+// made under: whoever looks at the lanes after it sees all that ever will be.
+func (e *Entry) stop() error {
+	f, err := e.reopen()
+	if err == nil {
+		defer f.Close() // unlocks
+		err = f.Flock(e.r.opts.LockWait)
+	}
+	fault := shm.Guard(func() error { e.block.Header.State.Store(shmabi.StateStopping); return nil })
+	return errors.Join(fault, err)
 }
 
 // Close withdraws the entry, if that has not been done, and takes its memory

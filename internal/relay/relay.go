@@ -281,6 +281,12 @@ func (r *Relay) Idle() bool {
 	return !slices.ContainsFunc(r.lanes, func(l *inLane) bool { return l.state != free })
 }
 
+// Held reports whether a sender has a lane, or is claiming one, that Step may not have
+// seen yet.
+func (r *Relay) Held() bool {
+	return slices.ContainsFunc(r.lanes, func(l *inLane) bool { return l.rx.Held() })
+}
+
 // Served is how many bytes went out for each lane since the relay began.
 func (r *Relay) Served() []uint64 {
 	served := make([]uint64, len(r.lanes))
