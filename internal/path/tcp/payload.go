@@ -200,15 +200,9 @@ func (x *session) readSome() (int, error) {
 		}
 	}
 	x.waited = false
-	asked := time.Now()
-	x.spinTo = time.Time{}
-	if x.brisk {
-		x.spinTo = asked.Add(spinFor)
-	}
 	if err := x.raw.Read(x.readFn); err != nil {
 		return 0, err
 	}
-	x.brisk = time.Since(asked) < briskGap
 	switch {
 	case x.errno == syscall.EAGAIN:
 		x.short = true
@@ -232,12 +226,7 @@ func (x *session) tryRead(fd uintptr) bool {
 	if x.waited {
 		return true
 	}
-	for {
-		x.n, x.errno = readv(fd, x.iov)
-		if x.errno != syscall.EAGAIN || len(x.out) > 0 || !time.Now().Before(x.spinTo) {
-			break
-		}
-	}
+	x.n, x.errno = readv(fd, x.iov)
 	x.waited = x.errno == syscall.EAGAIN && len(x.out) == 0
 	return !x.waited
 }

@@ -21,10 +21,6 @@ const (
 	bigStage   = 256 << 10 // what one with much to do borrows
 	// checkEvery is how long a peer counts as there after it was last seen.
 	checkEvery = 5 * time.Millisecond
-	// A session looks for the next request for spinFor before it waits, if the last has
-	// come within briskGap.
-	spinFor  = 30 * time.Microsecond
-	briskGap = 100 * time.Microsecond
 )
 
 // session is one connection of a server. Its requests are handled in order:
@@ -49,9 +45,7 @@ type session struct {
 	n      int
 	errno  syscall.Errno
 	waited bool
-	brisk  bool      // the peer asks again at once, mostly
-	spinTo time.Time // when to stop looking and to wait
-	short  bool      // the last read has emptied the socket
+	short  bool // the last read has emptied the socket
 	readFn func(fd uintptr) bool
 
 	out     []iovec // answers that are to be sent

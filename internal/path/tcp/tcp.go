@@ -31,6 +31,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"runtime"
 	"time"
 
 	"github.com/railhop/railhop/internal/gpu"
@@ -100,8 +101,8 @@ type Options struct {
 	// means 200 ms.
 	CloseWait  time.Duration
 	FetchEvery time.Duration // least time between two fetches of a descriptor; 0 means 100 ms
-	// Spin is how long the pump looks for an answer before it may park; 0 means
-	// 50 µs, negative not at all.
+	// Spin is how long the pump looks for an answer before it may park; 0 means 20 µs,
+	// or not at all where only two processors run Go: the peer may need the other.
 	Spin time.Duration
 
 	// Device returns the GPU that a range of this process's memory lies on. Nil, or a
@@ -130,7 +131,9 @@ func (o Options) withDefaults() Options {
 	orDefault(&o.StatusTimeout, 30*time.Second)
 	orDefault(&o.CloseWait, 200*time.Millisecond)
 	orDefault(&o.FetchEvery, 100*time.Millisecond)
-	orDefault(&o.Spin, 50*time.Microsecond)
+	if o.Spin == 0 && runtime.GOMAXPROCS(0) > 2 {
+		o.Spin = 20 * time.Microsecond
+	}
 	if o.Device == nil {
 		o.Device = func(uint64, uint64) gpu.Device { return nil }
 	}
