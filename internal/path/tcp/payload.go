@@ -15,6 +15,13 @@ import (
 // bounceSize is the host memory of a session through which GPU memory is copied.
 const bounceSize = 1 << 20
 
+// After a rest of a payload of directSize no more than smallAhead is read into the
+// stage: payloads of that size are worth a call each, and not a copy.
+const (
+	directSize = 8 << 10
+	smallAhead = 1 << 10
+)
+
 // errStale is a write whose peer has gone before it was in place. The peer counts on
 // it that nothing lands.
 var errStale = errors.New("the peer has closed the connection before its write was in place")
@@ -62,11 +69,15 @@ func (x *session) land(addr, rest uint64, v2 bool, dev gpu.Device) (int, error) 
 	}
 	x.choose()
 	n := int(min(rest, turnSize))
+	ahead := x.stage
+	if n >= directSize {
+		ahead = ahead[:smallAhead]
+	}
 	for {
 		if v2 && !x.there() {
 			return 0, x.stale()
 		}
-		x.iov = append(x.iov[:0], iovec{base: uintptr(addr), len: uintptr(n)}, iovOf(x.stage))
+		x.iov = append(x.iov[:0], iovec{base: uintptr(addr), len: uintptr(n)}, iovOf(ahead))
 		k, err := x.readSome()
 		if err != nil {
 			return 0, err
@@ -75,7 +86,7 @@ func (x *session) land(addr, rest uint64, v2 bool, dev gpu.Device) (int, error) 
 			continue // waited, and perhaps for long
 		}
 		x.w = max(k-n, 0)
-		x.more = x.w == len(x.stage)
+		x.more = x.w == len(ahead)
 		return min(k, n), nil
 	}
 }
