@@ -141,6 +141,8 @@ func TestThreadIsLeftAsItWas(t *testing.T) {
 			{"the last device's context", last.(*Device).d.context.Load(), infos[len(infos)-1].BusID},
 		} {
 			t.Run(tc.name, func(t *testing.T) {
+				runtime.LockOSThread() // a subtest is a goroutine of its own
+				defer runtime.UnlockOSThread()
 				f.call(p.drv.ctxSetCurrent, uintptr(tc.context))
 				defer f.call(p.drv.ctxSetCurrent, 0)
 				want := threadState(p, f)
