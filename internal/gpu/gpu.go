@@ -82,6 +82,25 @@ type Info struct {
 	StreamMemOps bool
 	// BatchedCopy says that a batch of copies is one operation and not many.
 	BatchedCopy bool
+	// IPC says that memory can be shared with other processes.
+	IPC bool
+	// DirectRDMA says that NICs may reach the device's memory, given a kernel module
+	// or DMABuf; and DMABuf that the driver exports memory as a dma-buf.
+	DirectRDMA, DMABuf bool
+}
+
+// Link is what one device is to another.
+type Link struct {
+	Access  bool // its streams reach the other's memory
+	Atomics bool // and may ring there: see [Device.PeerAtomics]
+}
+
+// Linker is a [Provider] that knows how the devices visible to it reach each other,
+// without opening them.
+type Linker interface {
+	// Link says what the device from can do with the device to, the same one included.
+	// It fails with [ErrNoDevice] if one of them is not visible.
+	Link(from, to string) (Link, error)
 }
 
 // Provider finds and opens devices.

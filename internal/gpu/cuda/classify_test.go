@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -71,6 +72,57 @@ func TestClassifyWithoutContext(t *testing.T) {
 	}
 	if bus, ok := p.Current(); ok {
 		t.Errorf("Current = %q, want none: the context was borrowed", bus)
+	}
+}
+
+func TestLink(t *testing.T) {
+	p, _ := fake(t, Options{})
+	infos, err := p.Devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := infos[0].BusID, infos[1].BusID
+	for _, tc := range []struct {
+		name, from, to string
+		want           gpu.Link
+		err            error
+	}{
+		{"itself", a, a, gpu.Link{Access: true, Atomics: true}, nil},
+		{"over NVLink", a, b, gpu.Link{Access: true, Atomics: true}, nil},
+		{"over PCIe", b, a, gpu.Link{Access: true}, nil},
+		{"not to be seen", a, "0000:ff:00.0", gpu.Link{}, gpu.ErrNoDevice},
+		{"from nowhere", "", a, gpu.Link{}, gpu.ErrNoDevice},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got, err := p.Link(tc.from, tc.to); got != tc.want || !errors.Is(err, tc.err) {
+				t.Errorf("Link(%s, %s) = %+v, %v, want %+v, %v", tc.from, tc.to, got, err, tc.want, tc.err)
+			}
+		})
+	}
+}
+
+func TestSharing(t *testing.T) {
+	for _, tc := range []struct {
+		name, macro string
+		want        gpu.Info
+	}{
+		{"all is said", "DRIVER=13000", gpu.Info{IPC: true, DirectRDMA: true, DMABuf: true}},
+		{"IPC is not said", "DRIVER=11080", gpu.Info{IPC: true, DirectRDMA: true, DMABuf: true}},
+		{"no dma-buf", "DRIVER=11000", gpu.Info{IPC: true, DirectRDMA: true}},
+		{"no IPC", "IPC=0", gpu.Info{DirectRDMA: true, DMABuf: true}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p, _ := fake(t, Options{}, tc.macro)
+			infos, err := p.Devices()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, got := range infos {
+				if got.IPC != tc.want.IPC || got.DirectRDMA != tc.want.DirectRDMA || got.DMABuf != tc.want.DMABuf {
+					t.Errorf("%+v, want what %+v can", got, tc.want)
+				}
+			}
+		})
 	}
 }
 

@@ -93,7 +93,10 @@ type Provider struct {
 	devices []*device
 }
 
-var _ gpu.Provider = (*Provider)(nil)
+var (
+	_ gpu.Provider = (*Provider)(nil)
+	_ gpu.Linker   = (*Provider)(nil)
+)
 
 // Open loads the driver and lists its devices. It creates no context. Where there
 // is no driver, or none of its devices is visible, the error wraps
@@ -159,13 +162,18 @@ func (p *Provider) describe(f *frame, index int) (*device, error) {
 	d.info.NUMA = numaNode(p.opts.Sysfs, d.info.BusID)
 	d.info.HostIndex = hostIndex(p.opts.Sysfs, d.info.BusID)
 
-	var attrs [5]int32
-	for i, a := range []uintptr{attrMultiprocessors, attrMajor, attrMinor, attrStreamWrite64, attrStreamWrite64V1} {
+	var attrs [9]int32
+	for i, a := range []uintptr{
+		attrMultiprocessors, attrMajor, attrMinor, attrStreamWrite64, attrStreamWrite64V1,
+		attrUnifiedAddressing, attrIPC, attrDirectRDMA, attrDMABuf,
+	} {
 		// A driver that does not know an attribute does not have the feature.
 		if v, err := p.out32(f, "cuDeviceGetAttribute", drv.deviceGetAttribute, a, uintptr(ordinal)); err == nil {
 			attrs[i] = v
 		}
 	}
+	d.info.IPC = attrs[6] == 1 || drv.version < ipcDriver && attrs[5] == 1
+	d.info.DirectRDMA, d.info.DMABuf = attrs[7] == 1, attrs[8] == 1
 	d.blocks = max(1, min(p.opts.GatherBlocks, int(attrs[0])))
 	if d.engineBytes = p.opts.EngineBytes; d.engineBytes == 0 {
 		d.engineBytes = engineBytes(d.blocks)
@@ -257,4 +265,31 @@ func (p *Provider) Current() (busID string, ok bool) {
 		return "", false
 	}
 	return d.info.BusID, true
+}
+
+// Link asks the driver what a device can do with another's memory: over NVLink with
+// native atomics, over PCIe without. It needs no context.
+func (p *Provider) Link(from, to string) (gpu.Link, error) {
+	src, dst := p.find(from), p.find(to)
+	switch {
+	case src == nil || dst == nil:
+		return gpu.Link{}, fmt.Errorf("cuda: link from %q to %q: %w", from, to, gpu.ErrNoDevice)
+	case src == dst:
+		return gpu.Link{Access: true, Atomics: true}, nil
+	}
+	f, err := p.frames.get()
+	if err != nil {
+		return gpu.Link{}, err
+	}
+	defer p.frames.put(f)
+	f.lock()
+	defer f.unlock()
+	var values [2]int32
+	for i, a := range []uintptr{p2pAccess, p2pNativeAtomics} {
+		values[i], err = p.out32(f, "cuDeviceGetP2PAttribute", p.drv.deviceGetP2PAttribute, a, uintptr(src.ordinal), uintptr(dst.ordinal))
+		if err != nil {
+			return gpu.Link{}, fmt.Errorf("cuda: link from %s to %s: %w", from, to, err)
+		}
+	}
+	return gpu.Link{Access: values[0] == 1, Atomics: values[1] == 1}, nil
 }

@@ -340,20 +340,8 @@ func (h *Device) CloseImport(at uint64) error {
 // this one has native atomics to: over NVLink. A device that the process does not
 // see is none.
 func (h *Device) PeerAtomics(busID string) bool {
-	d := h.d
-	peer := d.p.find(busID)
-	if peer == nil || peer == d {
-		return peer == d
-	}
-	f, err := d.p.frames.get()
-	if err != nil {
-		return false
-	}
-	defer d.p.frames.put(f)
-	f.lock()
-	defer f.unlock()
-	native, err := d.p.out32(f, "cuDeviceGetP2PAttribute", d.p.drv.deviceGetP2PAttribute, p2pNativeAtomics, uintptr(d.ordinal), uintptr(peer.ordinal))
-	return err == nil && native == 1
+	l, err := h.d.p.Link(h.d.info.BusID, busID)
+	return err == nil && l.Atomics
 }
 
 // Counts is what lives on a device, in this process.

@@ -187,7 +187,15 @@ const (
 	// has the second says 0 for the first.
 	attrStreamWrite64V1 = 93
 	attrStreamWrite64   = 122
+	// Sharing memory with other processes; before ipcDriver, unified addressing says it.
+	attrUnifiedAddressing = 41
+	attrIPC               = 125
+	attrDirectRDMA        = 116
+	attrDMABuf            = 124
 
+	ipcDriver = 12000
+
+	p2pAccess        = 2
 	p2pNativeAtomics = 3
 
 	captureRelaxed = 2

@@ -42,7 +42,7 @@ func newDevice(p *Provider, index int, id busID, c DeviceConfig) *device {
 		p: p, id: id, peer: c.PeerAtomics, maxBytes: c.MaxBytes,
 		info: gpu.Info{
 			Index: index, BusID: c.BusID, HostIndex: c.Index, Name: "soft GPU", NUMA: c.NUMA,
-			StreamMemOps: c.StreamMemOps, BatchedCopy: c.BatchedCopy,
+			StreamMemOps: c.StreamMemOps, BatchedCopy: c.BatchedCopy, IPC: true, DirectRDMA: true,
 		},
 		callers: make(map[uint64]*Stream),
 		threads: make(map[int]*Stream),

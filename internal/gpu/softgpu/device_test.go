@@ -102,6 +102,27 @@ func TestCurrent(t *testing.T) {
 	}
 }
 
+func TestLink(t *testing.T) {
+	devices, err := ParseDevices("0000:a0:00.0,peer=off;0000:a1:00.0")
+	must(t, err)
+	p, err := New(Options{Devices: devices})
+	must(t, err)
+	for _, tc := range []struct {
+		name, from, to string
+		want           gpu.Link
+		err            error
+	}{
+		{"itself", "0000:a0:00.0", "0000:a0:00.0", gpu.Link{Access: true, Atomics: true}, nil},
+		{"without atomics", "0000:a0:00.0", "0000:a1:00.0", gpu.Link{Access: true}, nil},
+		{"with atomics", "0000:a1:00.0", "0000:a0:00.0", gpu.Link{Access: true, Atomics: true}, nil},
+		{"not there", "0000:a1:00.0", "0000:a2:00.0", gpu.Link{}, gpu.ErrNoDevice},
+	} {
+		if got, err := p.Link(tc.from, tc.to); got != tc.want || !errors.Is(err, tc.err) {
+			t.Errorf("%s: Link = %+v, %v, want %+v, %v", tc.name, got, err, tc.want, tc.err)
+		}
+	}
+}
+
 func TestPeerAtomics(t *testing.T) {
 	devices, err := ParseDevices("0000:a0:00.0;0000:a1:00.0,peer=off")
 	must(t, err)

@@ -83,7 +83,10 @@ type Provider struct {
 	memory table
 }
 
-var _ gpu.Provider = (*Provider)(nil)
+var (
+	_ gpu.Provider = (*Provider)(nil)
+	_ gpu.Linker   = (*Provider)(nil)
+)
 
 // New returns a provider of opts.Devices. It fails if the options are not valid.
 func New(opts Options) (*Provider, error) {
@@ -142,13 +145,31 @@ func (p *Provider) Devices() ([]gpu.Info, error) {
 // Open opens a device. The result is a *[Device]; all that are opened with one
 // bus id share that device's state.
 func (p *Provider) Open(busID string) (gpu.Device, error) {
+	d := p.find(busID)
+	if d == nil {
+		return nil, fmt.Errorf("softgpu: open %q: %w", busID, gpu.ErrNoDevice)
+	}
+	d.opens.Add(1)
+	return &Device{d: d}, nil
+}
+
+// Link says what a device can do with another: reach it always, ring there if it was
+// configured so.
+func (p *Provider) Link(from, to string) (gpu.Link, error) {
+	src := p.find(from)
+	if src == nil || p.find(to) == nil {
+		return gpu.Link{}, fmt.Errorf("softgpu: link from %q to %q: %w", from, to, gpu.ErrNoDevice)
+	}
+	return gpu.Link{Access: true, Atomics: from == to || src.peer}, nil
+}
+
+func (p *Provider) find(busID string) *device {
 	for _, d := range p.devices {
 		if d.info.BusID == busID {
-			d.opens.Add(1)
-			return &Device{d: d}, nil
+			return d
 		}
 	}
-	return nil, fmt.Errorf("softgpu: open %q: %w", busID, gpu.ErrNoDevice)
+	return nil
 }
 
 // Current returns what SetCurrent set last, on whatever thread it is called.

@@ -20,6 +20,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#ifndef IPC
+#define IPC 1
+#endif
 #ifndef DRIVER
 #define DRIVER 12090
 #endif
@@ -200,16 +203,19 @@ EXPORT CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute a, CUdevice d) {
   (void)d;
   switch ((int)a) {
     case 16: *v = 132; return 0;
+    case 41: case 116: *v = 1; return 0;
     case 75: *v = 9; return 0;
     case 76: *v = 0; return 0;
     case 93: *v = WRITE64_V1; return 0;
     case 122: *v = WRITE64; return DRIVER >= 11070 ? 0 : INVALID_VALUE;
+    case 124: *v = 1; return DRIVER >= 11070 ? 0 : INVALID_VALUE;
+    case 125: *v = IPC; return DRIVER >= 12000 ? 0 : INVALID_VALUE;
   }
   return INVALID_VALUE;
 }
 EXPORT CUresult cuDeviceGetP2PAttribute(int *v, CUdevice_P2PAttribute a, CUdevice from, CUdevice to) {
   if (from == to) return INVALID_DEVICE;
-  *v = a == 3 && from == 0; // one way, to see that it is not asked the other way
+  *v = a == 2 || (a == 3 && from == 0); // one way, to see that it is not asked the other way
   return 0;
 }
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) {
