@@ -13,7 +13,6 @@ import (
 	"github.com/railhop/railhop/internal/gpu/cuda"
 	"github.com/railhop/railhop/internal/lane"
 	"github.com/railhop/railhop/internal/shmabi"
-	"github.com/railhop/railhop/internal/xfer"
 )
 
 const rounds = 5
@@ -238,14 +237,14 @@ func layingOut(b *bench) error {
 	}
 	g := lane.Geometry{Slots: shmabi.Slots, SlotSize: slotBytes, MaxSpans: shmabi.MaxSpans}
 	tx := lane.NewSender(lane.Map(block, 0), g, 1)
-	spans := make([]xfer.Span, shmabi.MaxSpans)
-	for i := range spans {
-		spans[i] = xfer.Span{Dest: uint64(i+1) << 16, Length: slotBytes / shmabi.MaxSpans}
+	plans := make([]shmabi.Plan, shmabi.MaxSpans)
+	for i := range plans {
+		plans[i] = shmabi.Plan{Dest: uint64(i+1) << 16, Length: slotBytes / shmabi.MaxSpans}
 	}
 	var values []float64
 	for range 200 {
 		start := time.Now()
-		if err := tx.Prepare(0, []byte("node-b:12345"), spans, slotBytes); err != nil {
+		if err := tx.Prepare(0, []byte("node-b:12345"), plans, slotBytes); err != nil {
 			return err
 		}
 		values = append(values, float64(time.Since(start).Nanoseconds())/1e3)

@@ -347,7 +347,7 @@ func TestAcceptorMakesRoom(t *testing.T) {
 	}
 	w.fabric.Hold()
 	for _, e := range b.set.store.all() {
-		if n, err := e.Post(make([]nic.WR, 1)); n != 1 || err != nil {
+		if n, err := e.Post(signalled(1)); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
 	}

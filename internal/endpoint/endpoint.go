@@ -92,8 +92,9 @@ type Endpoint struct {
 	gone       chan struct{} // closed once the queue pairs are destroyed
 
 	// Of the pump, once CONNECTED.
-	used []int // outstanding, by queue pair
-	next int   // queue pair that the next run goes to
+	used []int  // outstanding, by queue pair
+	runs []runs // that PostRuns has posted, by queue pair
+	next int    // queue pair that the next run goes to
 
 	mu   sync.Mutex
 	qps  []nic.QP // not changed once CONNECTED
@@ -151,7 +152,15 @@ func (e *Endpoint) Room() int {
 // There is no order between requests. It fails with [ErrNotReady] unless the
 // endpoint is CONNECTED; after another error the caller fails the endpoint.
 // It takes what [Endpoint.Room] has promised.
-func (e *Endpoint) Post(wrs []nic.WR) (n int, err error) {
+func (e *Endpoint) Post(wrs []nic.WR) (n int, err error) { return e.post(wrs, false) }
+
+// PostRuns is Post for requests that share an id, without the bit [RunEnd], and are not
+// signalled: it signals the last of each run, and [Endpoint.Ended] says how many a
+// report stands for. An endpoint is posted to by one of the two only. A caller from whom not all is
+// taken fails the endpoint: the end of that run is missing.
+func (e *Endpoint) PostRuns(wrs []nic.WR) (n int, err error) { return e.post(wrs, true) }
+
+func (e *Endpoint) post(wrs []nic.WR, inRuns bool) (n int, err error) {
 	if !e.Ready() {
 		return 0, ErrNotReady
 	}
@@ -169,6 +178,9 @@ func (e *Endpoint) Post(wrs []nic.WR) (n int, err error) {
 			k := min((total-n+left-1)/left, s.opts.MaxWR-e.used[i])
 			if k <= 0 {
 				continue
+			}
+			if inRuns {
+				e.mark(i, wrs[n:n+k])
 			}
 			// Counted first: a teardown that starts meanwhile then waits for them.
 			e.open.Add(int64(k))

@@ -30,6 +30,14 @@ func drain(t testing.TB, e *Endpoint) (statuses []nic.Status) {
 	}
 }
 
+func signalled(n int) []nic.WR {
+	wrs := make([]nic.WR, n)
+	for i := range wrs {
+		wrs[i].Signaled = true
+	}
+	return wrs
+}
+
 func TestPostSpreadsAndStops(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -54,7 +62,7 @@ func TestPostSpreadsAndStops(t *testing.T) {
 			w.fabric.Hold()
 			room := e.Room()
 			for i, n := range tc.posts {
-				got, err := e.Post(make([]nic.WR, n))
+				got, err := e.Post(signalled(n))
 				if got != tc.taken[i] || err != nil {
 					t.Errorf("post %d: took %d of %d, %v, want %d", i, got, n, err, tc.taken[i])
 				}
@@ -80,7 +88,7 @@ func TestPostAllocatesNothing(t *testing.T) {
 	a := w.host("a:1", nil)
 	w.host("b:1", nil)
 	e := w.connect(a, "b:1@nic0")
-	wrs := make([]nic.WR, 64)
+	wrs := signalled(64)
 	var done [64]nic.Completion
 	if n := testing.AllocsPerRun(100, func() {
 		got, err := a.set.Get("b:1@nic0")
@@ -107,7 +115,7 @@ func TestFailFlushesThenDestroys(t *testing.T) {
 	w.host("b:1", nil)
 	e := w.connect(a, "b:1@nic0")
 	w.fabric.Hold()
-	if n, err := e.Post(make([]nic.WR, 5)); n != 5 || err != nil {
+	if n, err := e.Post(signalled(5)); n != 5 || err != nil {
 		t.Fatal(n, err)
 	}
 	lost := errors.New("lost")
@@ -116,7 +124,7 @@ func TestFailFlushesThenDestroys(t *testing.T) {
 	if !errors.Is(e.Err(), lost) {
 		t.Errorf("cause %v, want the first", e.Err())
 	}
-	if _, err := e.Post(make([]nic.WR, 1)); !errors.Is(err, ErrNotReady) {
+	if _, err := e.Post(signalled(1)); !errors.Is(err, ErrNotReady) {
 		t.Errorf("a dead endpoint takes work: %v", err)
 	}
 	w.clock.advance(2 * time.Second)
@@ -150,7 +158,7 @@ func TestUnreportedWorkIsReaped(t *testing.T) {
 	w.host("b:1", nil)
 	e := w.connect(a, "b:1@nic0")
 	w.fabric.Stick() // the peer cannot be reached
-	if n, _ := e.Post(make([]nic.WR, 5)); n != 5 {
+	if n, _ := e.Post(signalled(5)); n != 5 {
 		t.Fatal(n)
 	}
 	e.Fail(errors.New("lost"))
@@ -205,7 +213,7 @@ func TestEviction(t *testing.T) {
 			for _, e := range eps {
 				e.visited.Store(false)
 			}
-			if _, err := eps[0].Post(make([]nic.WR, 1)); err != nil {
+			if _, err := eps[0].Post(signalled(1)); err != nil {
 				t.Fatal(err)
 			}
 			drain(t, eps[0])
@@ -231,7 +239,7 @@ func TestEvictionSparesTheBusy(t *testing.T) {
 		}
 		w.fabric.Hold()
 		for i := range 2 {
-			if n, err := w.connect(a, fmt.Sprintf("p%d@nic0", i)).Post(make([]nic.WR, 1)); n != 1 || err != nil {
+			if n, err := w.connect(a, fmt.Sprintf("p%d@nic0", i)).Post(signalled(1)); n != 1 || err != nil {
 				t.Fatal(n, err)
 			}
 		}

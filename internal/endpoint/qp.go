@@ -34,7 +34,7 @@ func (e *Endpoint) makeQPs(n int) error {
 		e.qps = append(e.qps, qp)
 		e.nums = append(e.nums, qp.Num())
 	}
-	e.used = make([]int, n)
+	e.used, e.runs = make([]int, n), make([]runs, n)
 	return nil
 }
 

@@ -24,7 +24,6 @@ import (
 	"fmt"
 
 	"github.com/railhop/railhop/internal/shmabi"
-	"github.com/railhop/railhop/internal/xfer"
 )
 
 // ErrExhausted is returned when the last sequence of a lane has been used.
@@ -82,13 +81,13 @@ func (g Geometry) Offset(lane, slot int) uint64 {
 // Slot is the slot of a sequence.
 func (g Geometry) Slot(seq uint64) int { return int((seq - 1) % uint64(g.Slots)) }
 
-// Body is a descriptor without its commit word. Spans' sources do not travel.
+// Body is a descriptor without its commit word.
 type Body struct {
 	Epoch     uint64 // the lane's sender epoch
 	Length    uint32 // bytes in the slot
 	RailIndex uint32 // into the relay's list of rails
 	Session   []byte // the target's segment name
-	Spans     []xfer.Span
+	Plans     []shmabi.Plan
 }
 
 // check reports what is wrong with a body that a peer wrote.
@@ -96,18 +95,18 @@ func (b *Body) check(g Geometry, epoch uint64, rails int) error {
 	if err := b.checkHead(g, epoch, rails); err != nil {
 		return err
 	}
-	return b.checkSpans()
+	return b.checkPlans()
 }
 
-// checkHead is check for all but the spans.
+// checkHead is check for all but the plans.
 func (b *Body) checkHead(g Geometry, epoch uint64, rails int) error {
 	switch {
 	case b.Epoch != epoch:
 		return fmt.Errorf("lane: descriptor has epoch %#x, the lane has %#x", b.Epoch, epoch)
 	case b.Length == 0 || uint64(b.Length) > g.SlotSize:
 		return fmt.Errorf("lane: piece of %d bytes, a slot has %d", b.Length, g.SlotSize)
-	case len(b.Spans) == 0 || len(b.Spans) > g.MaxSpans:
-		return fmt.Errorf("lane: %d spans, want 1 to %d", len(b.Spans), g.MaxSpans)
+	case len(b.Plans) == 0 || len(b.Plans) > g.MaxSpans:
+		return fmt.Errorf("lane: %d spans, want 1 to %d", len(b.Plans), g.MaxSpans)
 	case len(b.Session) == 0 || len(b.Session) > shmabi.MaxSession:
 		return fmt.Errorf("lane: session of %d bytes, want 1 to %d", len(b.Session), shmabi.MaxSession)
 	case b.RailIndex >= uint32(rails):
@@ -116,10 +115,10 @@ func (b *Body) checkHead(g Geometry, epoch uint64, rails int) error {
 	return nil
 }
 
-func (b *Body) checkSpans() error {
+func (b *Body) checkPlans() error {
 	var sum uint64
-	for i := range b.Spans {
-		s := &b.Spans[i]
+	for i := range b.Plans {
+		s := &b.Plans[i]
 		if s.Length == 0 || s.Length > uint64(b.Length) || s.Dest == 0 || s.Dest+s.Length < s.Dest {
 			return fmt.Errorf("lane: span %d of %d bytes at %#x is empty, too long or wraps", i, s.Length, s.Dest)
 		}

@@ -28,12 +28,12 @@ func ready(tb testing.TB) (Mapped, *Sender, *Relay) {
 	return m, NewSender(m, geometry, epoch), r
 }
 
-func spansOf(seq uint64, n int) ([]xfer.Span, uint32) {
-	spans := make([]xfer.Span, n)
+func spansOf(seq uint64, n int) ([]shmabi.Plan, uint32) {
+	spans := make([]shmabi.Plan, n)
 	var sum uint32
 	for i := range spans {
 		l := uint64(i%7 + 1)
-		spans[i] = xfer.Span{Dest: seq<<20 | uint64(i+1)<<4, Length: l}
+		spans[i] = shmabi.Plan{Dest: seq<<20 | uint64(i+1)<<4, Length: l}
 		sum += uint32(l)
 	}
 	return spans, sum
@@ -79,9 +79,9 @@ func TestBothEnds(t *testing.T) {
 					t.Errorf("sequence %d: %v", seq, err)
 					return
 				}
-				want, _ := spansOf(seq, len(b.Spans))
-				if last := len(want) - 1; b.Spans[last] != want[last] || string(b.Session) != "node-b:15001" {
-					t.Errorf("sequence %d: span %+v, want %+v", seq, b.Spans[last], want[last])
+				want, _ := spansOf(seq, len(b.Plans))
+				if last := len(want) - 1; b.Plans[last] != want[last] || string(b.Session) != "node-b:15001" {
+					t.Errorf("sequence %d: span %+v, want %+v", seq, b.Plans[last], want[last])
 				}
 				sent[seq] = true
 			}
@@ -264,7 +264,7 @@ func FuzzDescriptor(f *testing.F) {
 			return
 		}
 		var sum uint64
-		for _, s := range b.Spans {
+		for _, s := range b.Plans {
 			if s.Dest+s.Length < s.Dest {
 				t.Fatalf("span %+v wraps", s)
 			}

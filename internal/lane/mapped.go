@@ -1,11 +1,6 @@
 package lane
 
-import (
-	"slices"
-
-	"github.com/railhop/railhop/internal/shmabi"
-	"github.com/railhop/railhop/internal/xfer"
-)
+import "github.com/railhop/railhop/internal/shmabi"
 
 // Mapped is a lane of a control block.
 type Mapped struct{ lc *shmabi.LaneControl }
@@ -73,21 +68,16 @@ func (m Mapped) PutBody(slot int, b *Body, wasPlans, wasSession int) {
 	d := &m.lc.Descriptors[slot]
 	d.Epoch = b.Epoch
 	d.PieceLength = b.Length
-	d.PlanCount = uint32(len(b.Spans))
+	d.PlanCount = uint32(len(b.Plans))
 	d.SessionLen = uint32(len(b.Session))
 	d.RailIndex = b.RailIndex
 	n := copy(d.Session[:], b.Session)
 	if n < wasSession {
 		clear(d.Session[n:wasSession])
 	}
-	spans := b.Spans
-	plans := d.Plans[:len(spans)]
-	for i := range plans {
-		plans[i].Dest = spans[i].Dest
-		plans[i].Length = spans[i].Length
-	}
-	if len(plans) < wasPlans {
-		clear(d.Plans[len(plans):wasPlans])
+	n = copy(d.Plans[:], b.Plans)
+	if n < wasPlans {
+		clear(d.Plans[n:wasPlans])
 	}
 }
 
@@ -102,12 +92,7 @@ func (m Mapped) GetBody(slot int, b *Body) bool {
 	b.Length = d.PieceLength
 	b.RailIndex = d.RailIndex
 	b.Session = append(b.Session[:0], d.Session[:session]...)
-	b.Spans = slices.Grow(b.Spans[:0], int(plans))[:plans]
-	from := d.Plans[:plans]
-	for i := range b.Spans {
-		s := &b.Spans[i]
-		s.Dest, s.Length = from[i].Dest, from[i].Length
-	}
+	b.Plans = append(b.Plans[:0], d.Plans[:plans]...)
 	return true
 }
 
@@ -122,6 +107,6 @@ func (m Mapped) GetHead(slot int, b *Body) bool {
 	b.Length = d.PieceLength
 	b.RailIndex = d.RailIndex
 	b.Session = append(b.Session[:0], d.Session[:session]...)
-	b.Spans = append(b.Spans[:0], xfer.Span{Dest: d.Plans[0].Dest, Length: d.Plans[0].Length})
+	b.Plans = append(b.Plans[:0], d.Plans[0])
 	return true
 }

@@ -44,19 +44,19 @@ func (s *Sender) Reaped() uint64 { return s.reaped }
 func (s *Sender) InFlight() int { return int(s.next - 1 - s.reaped) }
 
 // Prepare writes the descriptor of the next piece, without committing it. The
-// caller has checked [Sender.Room], and that the spans are sound: the relay refuses
-// others. It does not keep session or spans.
-func (s *Sender) Prepare(rail uint32, session []byte, spans []xfer.Span, length uint32) error {
+// caller has checked [Sender.Room], and that the plans are sound: the relay refuses
+// others. It does not keep session or plans.
+func (s *Sender) Prepare(rail uint32, session []byte, plans []shmabi.Plan, length uint32) error {
 	slot := s.g.Slot(s.next)
 	b := &s.body
-	*b = Body{Epoch: s.epoch, Length: length, RailIndex: rail, Session: session, Spans: spans}
-	defer func() { b.Session, b.Spans = nil, nil }()
+	*b = Body{Epoch: s.epoch, Length: length, RailIndex: rail, Session: session, Plans: plans}
+	defer func() { b.Session, b.Plans = nil, nil }()
 	if err := b.checkHead(s.g, s.epoch, shmabi.MaxRails); err != nil {
 		return err
 	}
 	u := &s.used[slot]
 	s.mem.PutBody(slot, b, u.plans, u.session)
-	u.plans, u.session = len(spans), len(session)
+	u.plans, u.session = len(plans), len(session)
 	return nil
 }
 

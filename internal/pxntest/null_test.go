@@ -34,34 +34,17 @@ func (nullPD) NewQP(o nic.QPOptions) (nic.QP, error) {
 	return &nullQP{cq: cq, num: cq.qps}, nil
 }
 
-// nullCQ belongs to the pump, but for the making of its queue pairs. It has runs of
-// requests with one id each: those of one post.
+// nullCQ belongs to the pump, but for the making of its queue pairs.
 type nullCQ struct {
-	runs []run
+	done []nic.Completion
 	qps  uint32
-}
-
-type run struct {
-	done nic.Completion
-	n    int
 }
 
 func (c *nullCQ) Arm() error   { return nil }
 func (c *nullCQ) Close() error { return nil }
 func (c *nullCQ) Poll(done []nic.Completion) (int, error) {
-	n := 0
-	for n < len(done) && len(c.runs) > 0 {
-		r := &c.runs[len(c.runs)-1]
-		k := min(r.n, len(done)-n)
-		for i := range k {
-			d := &done[n+i]
-			d.ID, d.QPN, d.Status, d.Vendor = r.done.ID, r.done.QPN, nic.StatusSuccess, 0
-		}
-		n += k
-		if r.n -= k; r.n == 0 {
-			c.runs = c.runs[:len(c.runs)-1]
-		}
-	}
+	n := copy(done, c.done)
+	c.done = c.done[:copy(c.done, c.done[n:])]
 	return n, nil
 }
 
@@ -75,8 +58,10 @@ func (q *nullQP) State() nic.QPState          { return nic.RTS }
 func (q *nullQP) Modify(nic.QPAttr) error     { return nil }
 func (q *nullQP) Close(context.Context) error { return nil }
 func (q *nullQP) Post(wrs []nic.WR) (int, error) {
-	if len(wrs) > 0 {
-		q.cq.runs = append(q.cq.runs, run{nic.Completion{ID: wrs[0].ID, QPN: q.num}, len(wrs)})
+	for i := range wrs {
+		if wrs[i].Signaled {
+			q.cq.done = append(q.cq.done, nic.Completion{ID: wrs[i].ID, QPN: q.num})
+		}
 	}
 	return len(wrs), nil
 }

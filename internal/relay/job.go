@@ -50,7 +50,7 @@ func (r *Relay) newJob(l *inLane, seq uint64) *job {
 func (r *Relay) freeJob(j *job) {
 	b := j.body
 	*j = job{relay: r, index: j.index, gen: j.gen + 1}
-	j.body.Session, j.body.Spans = b.Session[:0], b.Spans[:0]
+	j.body.Session, j.body.Plans = b.Session[:0], b.Plans[:0]
 	r.jobs = append(r.jobs, j)
 }
 
@@ -63,7 +63,7 @@ func (j *job) fail(status xfer.Code) {
 
 // posted reports whether all of the piece's slices have been handed to the NIC,
 // or will not be.
-func (j *job) posted() bool { return j.failed || j.span == len(j.body.Spans) }
+func (j *job) posted() bool { return j.failed || j.span == len(j.body.Plans) }
 
 // over reports whether nothing is under way and nothing will be.
 func (j *job) over() bool { return j.open == 0 && j.posted() }
@@ -84,7 +84,7 @@ func (j *job) route(now time.Duration) xfer.Code {
 	if !j.to.Fences() && !r.opts.DeathCloses {
 		return xfer.ErrMetadata
 	}
-	first := j.body.Spans[0]
+	first := j.body.Plans[0]
 	hop, err := j.to.Pick(first.Dest, j.rail.Name)
 	if err != nil {
 		if !rt.asking && now >= rt.again {
@@ -129,7 +129,7 @@ func (j *job) push() (busy bool) {
 			return busy // a full queue is back-pressure
 		}
 		j.cut(room)
-		n, err := j.ep.Post(r.wrs)
+		n, err := j.ep.PostRuns(r.wrs)
 		if err != nil {
 			j.fail(xfer.ErrEndpoint)
 		}
@@ -145,15 +145,15 @@ func (j *job) push() (busy bool) {
 
 // cut fills the chain with the next slices, up to room of them, or fails the piece.
 func (j *job) cut(room int) {
-	r, spans := j.relay, j.body.Spans
+	r, plans := j.relay, j.body.Plans
 	room = min(room, cap(r.wrs))
 	wrs := r.wrs[:room]
 	budget := min(room, r.pool.free)
 	size, slot, hop, offset := uint64(r.opts.SliceSize), j.slot, j.hop, j.offset
 	id, lkey := j.id(), j.rail.LKey
 	k, i := 0, j.span
-	for k < room && i < len(spans) {
-		sp := &spans[i]
+	for k < room && i < len(plans) {
+		sp := &plans[i]
 		at, left := sp.Dest+offset, sp.Length-offset
 		if at < hop.Start || at >= hop.End {
 			var err error
@@ -169,7 +169,7 @@ func (j *job) cut(room int) {
 		}
 		n := min(left, size, hop.End-at)
 		w := &wrs[k] // field by field: copying what was just put together stalls
-		w.ID, w.Op, w.Signaled, w.LKey, w.RKey = id, nic.OpWrite, true, lkey, hop.RKey
+		w.ID, w.Op, w.Signaled, w.LKey, w.RKey = id, nic.OpWrite, false, lkey, hop.RKey
 		w.Length, w.LocalAddr, w.RemoteAddr = uint32(n), slot, at
 		k++
 		slot += n

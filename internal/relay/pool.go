@@ -8,8 +8,10 @@ type pool struct{ free int }
 func (p *pool) put(n int) { p.free += n }
 
 // id is that of all work requests of a piece. The generation tells a late report
-// from a fresh one.
-func (j *job) id() uint64 { return uint64(j.gen)<<32 | uint64(j.index) }
+// from a fresh one; the top bit is the endpoint's.
+func (j *job) id() uint64 { return uint64(j.gen&maxGen)<<32 | uint64(j.index) }
+
+const maxGen = 1<<31 - 1
 
 // jobOf returns the piece of an id, or nil if nothing of it is under way.
 func (r *Relay) jobOf(id uint64) *job {
@@ -17,7 +19,7 @@ func (r *Relay) jobOf(id uint64) *job {
 	if uint64(i) >= uint64(len(r.all)) {
 		return nil
 	}
-	if j := r.all[i]; j.gen == uint32(id>>32) && j.open > 0 {
+	if j := r.all[i]; j.gen&maxGen == uint32(id>>32) && j.open > 0 {
 		return j
 	}
 	return nil

@@ -207,18 +207,13 @@ func (r *Relay) poll(now time.Duration, set *endpoint.Set) (busy bool) {
 			set.Drop(err)
 			break
 		}
-		for done := r.done[:n]; len(done) > 0; {
-			c := &done[0]
-			k := 1
-			for k < len(done) && done[k] == *c {
-				k++
-			}
-			done = done[k:]
-			j := r.jobOf(c.ID)
+		for i := range r.done[:n] {
+			c := &r.done[i]
+			j := r.jobOf(c.ID &^ endpoint.RunEnd)
 			if j == nil {
 				continue
 			}
-			j.ep.Completed(c.QPN, k)
+			k := j.ep.Ended(c)
 			if c.Status != nic.StatusSuccess {
 				j.fail(xfer.ErrEndpoint)
 				j.ep.Fail(&nic.CompletionError{Device: set.NIC().Name, Peer: j.ep.Path(), Op: nic.OpWrite, Status: c.Status, Vendor: c.Vendor})

@@ -225,8 +225,11 @@ func (q *qp) deliver() {
 		id := x.ID
 		q.sending = true
 		q.laterLocked(time.Microsecond, w.plan.wireDelay, "wire", func() { q.land(id) })
+		signaled := x.Signaled
 		w.mu.Unlock()
-		q.cq.put(nic.Completion{ID: id, QPN: q.num})
+		if signaled {
+			q.cq.put(nic.Completion{ID: id, QPN: q.num})
+		}
 		return
 	}
 	if q.cut || r == nil || r.state != nic.RTR && r.state != nic.RTS || !w.connected(q.d, r.d) {
@@ -357,7 +360,9 @@ func (q *qp) ack() {
 	q.delivered--
 	q.push()
 	w.mu.Unlock()
-	q.cq.put(nic.Completion{ID: x.ID, QPN: q.num})
+	if x.Signaled {
+		q.cq.put(nic.Completion{ID: x.ID, QPN: q.num})
+	}
 }
 
 // Close implements [nic.QP].

@@ -273,7 +273,9 @@ func (q *QP) progress() {
 				q.state = nic.Err
 			}
 		}
-		q.cq.put(nic.Completion{ID: wr.ID, QPN: q.num, Status: status})
+		if wr.Signaled || status != nic.StatusSuccess {
+			q.cq.put(nic.Completion{ID: wr.ID, QPN: q.num, Status: status})
+		}
 	}
 	q.work = q.work[:0]
 }

@@ -1,6 +1,9 @@
 package model
 
-import "github.com/railhop/railhop/internal/xfer"
+import (
+	"github.com/railhop/railhop/internal/shmabi"
+	"github.com/railhop/railhop/internal/xfer"
+)
 
 // What of a sender mirrors path/pxn.
 
@@ -323,7 +326,7 @@ func (t *tx) publish() {
 func (t *tx) prepare(id uint8) {
 	t.putting = uint8(t.end.Next())
 	span := spanOf(id)
-	if err := t.end.Prepare(0, session, []xfer.Span{span}, uint32(span.Length)); err != nil {
+	if err := t.end.Prepare(0, session, []shmabi.Plan{span}, uint32(span.Length)); err != nil {
 		panic(err)
 	}
 }

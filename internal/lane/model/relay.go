@@ -374,7 +374,7 @@ func (r *rx) take() {
 		r.bind()
 	}
 	*j = job{state: jobOpen}
-	r.post(seq, uint8(b.Spans[0].Dest>>16))
+	r.post(seq, uint8(b.Plans[0].Dest>>16))
 }
 
 // bind takes the queue pairs that are ready now.

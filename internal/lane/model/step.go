@@ -324,8 +324,8 @@ func (m mem) CompareAndSwap(w lane.Word, from, to uint64) bool {
 // do not match, and the relay's check refuses it.
 const bodyBase = 100
 
-func spanOf(id uint8) xfer.Span {
-	return xfer.Span{Dest: uint64(id) << 16, Length: bodyBase + uint64(id)}
+func spanOf(id uint8) shmabi.Plan {
+	return shmabi.Plan{Dest: uint64(id) << 16, Length: bodyBase + uint64(id)}
 }
 
 // PutBody implements [lane.Mem].
@@ -338,7 +338,7 @@ func (m mem) PutBody(slot int, b *lane.Body, _, _ int) {
 		l.bodyEpoch[slot], l.bodyFront[slot] = uint8(b.Epoch), uint8(b.Length-bodyBase)
 	})
 	m.x.privately("back of the descriptor", func(s *state) {
-		s.lanes[m.lane].bodyBack[slot] = uint8(b.Spans[0].Dest >> 16)
+		s.lanes[m.lane].bodyBack[slot] = uint8(b.Plans[0].Dest >> 16)
 	})
 }
 
@@ -353,7 +353,7 @@ func (m mem) GetBody(slot int, b *lane.Body) bool {
 	back := read("back of the descriptor", func(s *state) uint8 { return s.lanes[m.lane].bodyBack[slot] })
 	b.Length, b.RailIndex = bodyBase+uint32(front), 0
 	b.Session = append(b.Session[:0], session...)
-	b.Spans = append(b.Spans[:0], spanOf(back))
+	b.Plans = append(b.Plans[:0], spanOf(back))
 	return true
 }
 

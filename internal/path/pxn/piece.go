@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/shmabi"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -104,9 +105,9 @@ type piece struct {
 	rail   uint32
 	items  []share
 	bytes  uint64
-	copies []gpu.Copy  // sources joined where they touch
-	plans  []xfer.Span // destinations joined where they touch
-	fences []*Fence    // those that the copies wait for
+	copies []gpu.Copy    // sources joined where they touch
+	plans  []shmabi.Plan // destinations joined where they touch
+	fences []*Fence      // those that the copies wait for
 
 	since  time.Duration // packed: when it became the head; flying: when its bytes were seen in the slot
 	rung   bool          // its bytes were seen in the slot
@@ -176,11 +177,10 @@ func (p *piece) plan(slot uint64) {
 func (p *piece) completed() {
 	for i := range p.items {
 		it := &p.items[i]
-		o := it.Owner
 		it.Fence.Drop()
-		it.Owner, it.Fence = nil, nil
-		o.Closed(it.Span.Length, nil)
+		it.Owner.Closed(it.Span.Length, nil)
 	}
+	clear(p.items)
 	p.items = p.items[:0]
 }
 
