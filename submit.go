@@ -198,7 +198,6 @@ func (e *Engine) choose(now time.Duration, t *ledger.Task, to *target, s *submis
 		why = e.relay(now, t, to, s)
 	}
 	if why == xfer.NoReason {
-		t.Closed(0, nil)
 		return
 	}
 	if why != xfer.PXNOff {

@@ -117,12 +117,14 @@ func (b *Body) checkHead(g Geometry, epoch uint64, rails int) error {
 
 func (b *Body) checkPlans() error {
 	var sum uint64
+	most := uint64(b.Length)
 	for i := range b.Plans {
-		s := &b.Plans[i]
-		if s.Length == 0 || s.Length > uint64(b.Length) || s.Dest == 0 || s.Dest+s.Length < s.Dest {
-			return fmt.Errorf("lane: span %d of %d bytes at %#x is empty, too long or wraps", i, s.Length, s.Dest)
+		// 0 - 1 is the greatest number: each comparison refuses 0 too.
+		n, dest := b.Plans[i].Length, b.Plans[i].Dest
+		if n-1 >= most || dest-1 >= ^n {
+			return fmt.Errorf("lane: span %d of %d bytes at %#x is empty, too long or wraps", i, n, dest)
 		}
-		sum += s.Length
+		sum += n
 	}
 	if sum != uint64(b.Length) {
 		return fmt.Errorf("lane: spans of %d bytes in a piece of %d", sum, b.Length)

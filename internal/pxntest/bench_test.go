@@ -102,6 +102,7 @@ func (b *both) piece(spans int, length uint64) {
 	it := pxn.Item{Owner: &b.owner, Target: b.to}
 	for i := range uint64(spans) {
 		it.Span.Source, it.Span.Dest, it.Span.Length = 1<<50+i*2*length, 1<<51+i*2*length, length
+		b.owner.open++
 		if why := b.path.Submit(b.now, "m1", &it); why != xfer.NoReason {
 			b.tb.Fatal(why)
 		}

@@ -189,12 +189,12 @@ func (p *Path) readMail() bool {
 	return len(mail) > 0
 }
 
-// Submit takes a share on its way to a rail. It returns [xfer.NoReason] and has
-// opened a share if it took it, else why the share should go direct. A share
+// Submit takes a share, which its owner has open, on its way to a rail. It returns
+// [xfer.NoReason] if it took it over, else why the share should go direct. A share
 // that was taken may still go direct later. It may change the item, and does not
 // keep it.
 func (p *Path) Submit(now time.Duration, name string, it *Item) xfer.Reason {
-	if it.Span.Length == 0 || it.Span.Dest == 0 || it.Span.Source+it.Span.Length < it.Span.Source || it.Span.Dest+it.Span.Length < it.Span.Dest {
+	if n := it.Span.Length; n == 0 || it.Span.Source > ^n || it.Span.Dest-1 >= ^n { // empty, wraps, or to address 0
 		return xfer.BadPieces
 	}
 	if p.left != xfer.NoReason {
@@ -213,7 +213,6 @@ func (p *Path) Submit(now time.Duration, name string, it *Item) xfer.Reason {
 			return why
 		}
 	}
-	it.Owner.Opened(1)
 	it.Fence.Hold()
 	c.queue.push(it, r.index)
 	return xfer.NoReason
@@ -229,7 +228,6 @@ func (p *Path) submitLater(now time.Duration, r *rail, it *Item) xfer.Reason {
 		if r.why != xfer.NoReason {
 			return r.why // it failed before: try again in the background
 		}
-		it.Owner.Opened(1)
 		it.Fence.Hold()
 		r.waiting.push(it, 0)
 	default:

@@ -146,31 +146,33 @@ func (p *piece) reset() {
 // plan lays the items out in a slot at an address: their sources to be copied and
 // their destinations, joined where they touch, and what the copies wait for.
 func (p *piece) plan(slot uint64) {
-	copies, plans := slices.Grow(p.copies[:0], len(p.items)), slices.Grow(p.plans[:0], len(p.items))
+	k := len(p.items)
+	copies, plans := slices.Grow(p.copies[:0], k)[:k], slices.Grow(p.plans[:0], k)[:k]
+	nc, np := 0, 0
 	var src, dest uint64 // ends of the last
 	for i := range p.items {
 		it := &p.items[i]
 		n := it.Span.Length
-		if k := len(copies); k > 0 && src == it.Span.Source {
-			copies[k-1].Length += n
+		if nc > 0 && src == it.Span.Source {
+			copies[nc-1].Length += n
 		} else {
-			copies = copies[:k+1]
-			c := &copies[k]
+			c := &copies[nc]
 			c.Dst, c.Src, c.Length = slot, it.Span.Source, n
+			nc++
 		}
-		if k := len(plans); k > 0 && dest == it.Span.Dest {
-			plans[k-1].Length += n
+		if np > 0 && dest == it.Span.Dest {
+			plans[np-1].Length += n
 		} else {
-			plans = plans[:k+1]
-			s := &plans[k]
+			s := &plans[np]
 			s.Dest, s.Length = it.Span.Dest, n
+			np++
 		}
 		if f := it.Fence; f != nil && f.Recorded && (len(p.fences) == 0 || p.fences[len(p.fences)-1] != f) {
 			p.fences = append(p.fences, f)
 		}
 		src, dest, slot = it.Span.Source+n, it.Span.Dest+n, slot+n
 	}
-	p.copies, p.plans = copies, plans
+	p.copies, p.plans = copies[:nc], plans[:np]
 }
 
 // completed ends all shares: their bytes are in place.
