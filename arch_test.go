@@ -33,13 +33,13 @@ var layers = [][]string{
 	},
 	1: { // mechanisms
 		"internal/dl", "internal/gpu", "internal/nic", "internal/pattern", "internal/proc", "internal/pump",
-		"internal/shm", "internal/tally", "internal/topo", "internal/trace",
+		"internal/shm", "internal/tally", "internal/trace",
 	},
 	2: { // providers, joints, decisions
 		"internal/gpu/cuda", "internal/gpu/gpufault", "internal/gpu/softgpu",
 		"internal/nic/nicfault", "internal/nic/softnic", "internal/nic/verbs",
 		"internal/endpoint", "internal/handshake", "internal/lane", "internal/metadata", "internal/registry", "internal/segment",
-		"internal/ledger", "internal/plan",
+		"internal/ledger", "internal/plan", "internal/topo",
 	},
 	3: { // ways; config, which only the root and what is above may read
 		"internal/path/pxn", "internal/path/rdma", "internal/path/tcp", "internal/relay",

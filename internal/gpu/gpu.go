@@ -71,28 +71,30 @@ type Range struct {
 
 // Info describes a device.
 type Info struct {
-	Index int // ordinal among those visible to this process
+	Index int `json:"index"` // ordinal among those visible to this process
 	// HostIndex is the ordinal among all of the host, visible or not, by bus id; -1
 	// if unknown.
-	HostIndex int
-	BusID     string // PCI bus id, lower case, such as "0000:1b:00.0": the identity
-	Name      string
-	NUMA      int // node, -1 if unknown
+	HostIndex int    `json:"host_index"`
+	BusID     string `json:"bus_id"` // PCI bus id, lower case, such as "0000:1b:00.0": the identity
+	Name      string `json:"name"`
+	NUMA      int    `json:"numa"` // node, -1 if unknown
 	// StreamMemOps says that [Stream.Write64] works.
-	StreamMemOps bool
+	StreamMemOps bool `json:"stream_mem_ops"`
 	// BatchedCopy says that a batch of copies is one operation and not many.
-	BatchedCopy bool
+	BatchedCopy bool `json:"batched_copy"`
 	// IPC says that memory can be shared with other processes.
-	IPC bool
+	IPC bool `json:"ipc"`
 	// DirectRDMA says that NICs may reach the device's memory, given a kernel module
-	// or DMABuf; and DMABuf that the driver exports memory as a dma-buf.
-	DirectRDMA, DMABuf bool
+	// or DMABuf.
+	DirectRDMA bool `json:"direct_rdma"`
+	// DMABuf says that the driver exports memory as a dma-buf.
+	DMABuf bool `json:"dma_buf"`
 }
 
 // Link is what one device is to another.
 type Link struct {
-	Access  bool // its streams reach the other's memory
-	Atomics bool // and may ring there: see [Device.PeerAtomics]
+	Access  bool `json:"access"`  // its streams reach the other's memory
+	Atomics bool `json:"atomics"` // and may ring there: see [Device.PeerAtomics]
 }
 
 // Linker is a [Provider] that knows how the devices visible to it reach each other,
