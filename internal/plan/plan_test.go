@@ -41,12 +41,42 @@ func TestRails(t *testing.T) {
 		{"one subnet for all is no rail", nil, "m0=10.0.0.1/16 m1=10.0.1.1/16", "m1=10.0.1.77", []string{"m1"}, ByName},
 		{"one device outside", nil, "m0=10.0.0.1/24 m1=10.0.1.1/24", "m0=10.0.1.77 m1=10.9.0.1", []string{"m0", "m1"}, ByName},
 		{"/31 links", nil, "m0=10.0.0.0/31 m1=10.0.0.2/31", "p=10.0.0.3 q=10.0.0.1", []string{"m1", "m0"}, BySubnet},
+		{"links elsewhere", nil, "m0=10.0.0.0/31 m1=10.0.0.2/31", "m0=10.0.8.1 m1=10.0.8.3", []string{"m0", "m1"}, ByName},
+		{"InfiniBand's one subnet", nil, "m0=fe80::1/64 m1=fe80::2/64", "m1=fe80::7 m0=fe80::8", []string{"m1", "m0"}, ByName},
+		{"InfiniBand, a subnet a rail", nil, "m0=fec0:0:0:1::1/64 m1=fec0:0:0:2::1/64", "ib1=fec0:0:0:2::9", []string{"m1"}, BySubnet},
 		{"subnet unknown", nil, "m0=10.0.0.1/24 m1", "m1=10.0.0.7", []string{"m1"}, ByName},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, rule := NewRails(tc.names, nics(tc.local)).Target(nics(tc.target))
 			if d := cmp.Diff(tc.want, got); d != "" || rule != tc.rule {
 				t.Errorf("rule %v, want %v; rails -want +got:\n%s", rule, tc.rule, d)
+			}
+		})
+	}
+}
+
+func TestRule(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		names map[string]string
+		local string
+		rule  Rule
+		why   string // a part
+	}{
+		{"map", map[string]string{"m0": "a"}, "m0=10.0.0.1/24 m1=10.0.1.1/24", ByMap, "MC_PXN_RAIL_MAP"},
+		{"subnets", nil, "m0=10.0.0.1/24 m1=10.0.1.1/24", BySubnet, "a subnet of its own"},
+		{"links", nil, "m0=10.0.0.1/31 m1=10.0.1.1/31", BySubnet, "goes by the names of its NICs"},
+		{"InfiniBand", nil, "m0=fe80::1/64 m1=fe80::2/64", ByName, "m0 and m1 share a subnet, fe80::/64"},
+		{"InfiniBand, a subnet each", nil, "m0=fec0:0:0:1::1/64 m1=fec0:0:0:2::2/64", BySubnet, "a subnet of its own"},
+		{"mapped IPv4", nil, "m0=::ffff:10.0.0.1/112 m1=::ffff:10.0.0.2/112", ByName, "share a subnet, 10.0.0.0/16"},
+		{"unknown", nil, "m0=10.0.0.1/24 m1", ByName, "the subnet of m1 is not known"},
+		{"one", nil, "m0=10.0.0.1/24", ByName, "no second NIC"},
+		{"none", nil, "", ByName, "no second NIC"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			rule, why := NewRails(tc.names, nics(tc.local)).Rule()
+			if rule != tc.rule || !strings.Contains(why, tc.why) {
+				t.Errorf("%v, %q: want %v, %q", rule, why, tc.rule, tc.why)
 			}
 		})
 	}

@@ -4,6 +4,7 @@
 package plan
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 )
@@ -30,19 +31,62 @@ type NIC struct {
 type Rails struct {
 	names map[string]string
 	local []NIC
-	apart bool // the local subnets are known and do not overlap
+	apart bool   // the local subnets are known and do not overlap
+	why   string // in words
 }
 
 // NewRails returns the names for a host with these active NICs. names is
 // MC_PXN_RAIL_MAP, nil or empty if it is not given.
 func NewRails(names map[string]string, local []NIC) *Rails {
-	r := &Rails{names: names, local: local, apart: len(names) == 0 && len(local) > 1}
-	for i, a := range local {
-		if !a.Subnet.IsValid() || slices.ContainsFunc(local[:i], func(b NIC) bool { return b.Subnet.Overlaps(a.Subnet) }) {
-			r.apart = false
-		}
+	r := &Rails{names: names, local: local}
+	switch {
+	case len(names) > 0:
+		r.why = "MC_PXN_RAIL_MAP names them"
+	case len(local) < 2:
+		r.why = "there is no second NIC here whose subnet could be told from the first's"
+	default:
+		r.apart, r.why = apart(local)
 	}
 	return r
+}
+
+// apart reports whether each NIC is on a subnet of its own, and what there is to say
+// of it.
+func apart(local []NIC) (ok bool, why string) {
+	for i, a := range local {
+		if !a.Subnet.IsValid() {
+			return false, "the subnet of " + a.Device + " is not known"
+		}
+		for _, b := range local[:i] {
+			if b.Subnet.Overlaps(a.Subnet) {
+				return false, fmt.Sprintf("%s and %s share a subnet, %s", b.Device, a.Device, SubnetText(a.Subnet))
+			}
+		}
+	}
+	why = "each NIC is on a subnet of its own"
+	if !slices.ContainsFunc(local, func(n NIC) bool { return n.Subnet.Addr().BitLen()-n.Subnet.Bits() > 1 }) {
+		why += ", with room for two addresses: a target on other links of two goes by the names of its NICs"
+	}
+	return true, why
+}
+
+// SubnetText writes a subnet as an operator does: IPv4 without its mapping.
+func SubnetText(p netip.Prefix) string {
+	if p.Addr().Is4In6() && p.Bits() >= 96 {
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p.String()
+}
+
+// Rule is the rule that holds for targets where it can, and why it is that one.
+func (r *Rails) Rule() (Rule, string) {
+	switch {
+	case len(r.names) > 0:
+		return ByMap, r.why
+	case r.apart:
+		return BySubnet, r.why
+	}
+	return ByName, r.why
 }
 
 // Local is the rail of a NIC of this host.
