@@ -95,16 +95,16 @@ func (b *builder) joined(nvlink bool) {
 	}
 }
 
-// wire is a port: "ib", or an interface with its address and network; down if it does
+// cable is a port: "ib", or an interface with its address and network; down if it does
 // not carry.
-type wire struct {
+type cable struct {
 	netdev, addr string
 	rate         string
 	down         bool
 }
 
 // nic puts a NIC there, or nowhere on PCIe.
-func (b *builder) nic(name, at string, numa int, ports ...wire) {
+func (b *builder) nic(name, at string, numa int, ports ...cable) {
 	n := b.nics
 	b.nics++
 	b.text(fmt.Sprintf("class/infiniband_verbs/uverbs%d/ibdev", n), name)
@@ -172,7 +172,7 @@ var below = []struct{ host, root, up, nic, gpu string }{
 	{"pci0000:d9", "0000:d9:01.0", "0000:da:00.0", "0000:db:00.0/0000:dc:00.0", "0000:db:02.0/0000:dd:00.0/0000:de:00.0/0000:df:00.0"},
 }
 
-func dgx(b *builder, name func(i int) string, port func(i int) wire) {
+func dgx(b *builder, name func(i int) string, port func(i int) cable) {
 	b.nodes(2, 56)
 	for i, p := range below {
 		b.gpu(b.bridges(p.host, p.root, p.up, p.gpu), i/4)
@@ -188,18 +188,18 @@ func dgx(b *builder, name func(i int) string, port func(i int) wire) {
 var machines = map[string]func(b *builder){
 	"dgx-h100": func(b *builder) {
 		names := []string{"mlx5_0", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_9", "mlx5_10", "mlx5_11"}
-		dgx(b, func(i int) string { return names[i] }, func(int) wire { return wire{} })
+		dgx(b, func(i int) string { return names[i] }, func(int) cable { return cable{} })
 	},
 	// A rail is a subnet; the fourth NIC's cable is pulled.
 	"hgx-rails": func(b *builder) {
-		dgx(b, func(i int) string { return fmt.Sprintf("mlx5_%d", i) }, func(i int) wire {
-			return wire{netdev: fmt.Sprintf("eth%d", i), addr: fmt.Sprintf("10.0.%d.17/24", i), down: i == 3}
+		dgx(b, func(i int) string { return fmt.Sprintf("mlx5_%d", i) }, func(i int) cable {
+			return cable{netdev: fmt.Sprintf("eth%d", i), addr: fmt.Sprintf("10.0.%d.17/24", i), down: i == 3}
 		})
 	},
 	// A link is a subnet.
 	"hgx-links": func(b *builder) {
-		dgx(b, func(i int) string { return fmt.Sprintf("rocep%ds0", 24+i) }, func(i int) wire {
-			return wire{netdev: fmt.Sprintf("rail%d", i), addr: fmt.Sprintf("10.9.%d.34/31", i)}
+		dgx(b, func(i int) string { return fmt.Sprintf("rocep%ds0", 24+i) }, func(i int) cable {
+			return cable{netdev: fmt.Sprintf("rail%d", i), addr: fmt.Sprintf("10.9.%d.34/31", i)}
 		})
 	},
 	// Four cards of two ports, each a device, with two GPUs at their switch.
@@ -213,7 +213,7 @@ var machines = map[string]func(b *builder){
 			p := below[i/2*2]
 			at := b.bridges(p.host, p.root, p.up, p.nic)
 			b.nic(fmt.Sprintf("mlx5_%d", i), at[:len(at)-1]+fmt.Sprint(i%2), i/4,
-				wire{netdev: fmt.Sprintf("ens%d", i), addr: fmt.Sprintf("172.20.%d.5/24", i), rate: "200 Gb/sec (4X HDR)"})
+				cable{netdev: fmt.Sprintf("ens%d", i), addr: fmt.Sprintf("172.20.%d.5/24", i), rate: "200 Gb/sec (4X HDR)"})
 		}
 		b.joined(true)
 	},
@@ -232,15 +232,15 @@ var machines = map[string]func(b *builder){
 		}
 		for i := range 8 {
 			b.nic(fmt.Sprintf("rdmap%ds0", i), fmt.Sprintf("pci0000:00/0000:00:%02x.0", 0x10+i), -1,
-				wire{netdev: fmt.Sprintf("eth%d", i+1), addr: fmt.Sprintf("10.20.0.%d/16", i+4), rate: "100 Gb/sec (4X EDR)"})
+				cable{netdev: fmt.Sprintf("eth%d", i+1), addr: fmt.Sprintf("10.20.0.%d/16", i+4), rate: "100 Gb/sec (4X EDR)"})
 		}
 		b.joined(true)
 	},
 	// Soft-RoCE: NICs that are on no bus, and no GPU.
 	"soft-roce": func(b *builder) {
 		b.nodes(1, 2)
-		b.nic("rxe0", "", -1, wire{netdev: "veth0", addr: "192.168.7.1/24", rate: "2.5 Gb/sec (1X SDR)"})
-		b.nic("rxe1", "", -1, wire{netdev: "veth1", addr: "192.168.8.1/24", rate: "2.5 Gb/sec (1X SDR)"})
+		b.nic("rxe0", "", -1, cable{netdev: "veth0", addr: "192.168.7.1/24", rate: "2.5 Gb/sec (1X SDR)"})
+		b.nic("rxe1", "", -1, cable{netdev: "veth1", addr: "192.168.8.1/24", rate: "2.5 Gb/sec (1X SDR)"})
 	},
 }
 

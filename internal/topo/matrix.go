@@ -42,8 +42,10 @@ func (m *Machine) Matrix(names []string) Matrix {
 	return matrix
 }
 
+const cudaPrefix = "cuda:"
+
 // Location is where a GPU's memory is, such as "cuda:0".
-func Location(index int) string { return "cuda:" + strconv.Itoa(index) }
+func Location(index int) string { return cudaPrefix + strconv.Itoa(index) }
 
 func split(nics []NIC, prefer func(*NIC) bool) [2][]string {
 	lists := [2][]string{{}, {}}
