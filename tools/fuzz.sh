@@ -11,7 +11,7 @@ for pkg in $(go list ./...); do
 	for target in $(grep '^Fuzz' <<<"$listed" || true); do
 		echo "== $target in ${pkg#github.com/railhop/railhop/}, $fuzztime"
 		ran=$((ran + 1))
-		go test -vet=off -run '^$' -fuzz "^$target\$" -fuzztime "$fuzztime" "$pkg" || failed+=("$pkg $target")
+		go test -vet=off -run '^$' -fuzz "^$target\$" -fuzztime "$fuzztime" -fuzzminimizetime 2s "$pkg" || failed+=("$pkg $target")
 	done
 done
 
