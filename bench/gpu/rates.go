@@ -63,8 +63,8 @@ func contiguous(b *bench) error {
 		opts     cuda.Options
 		together uint64
 	}{
-		{"ring, one stream, a doorbell each", cuda.Options{OneStream: true}, 1},
-		{"ring, one stream, a doorbell for 4", cuda.Options{OneStream: true}, 4},
+		{"ring, one stream, a doorbell each", cuda.Options{Streams: 1}, 1},
+		{"ring, one stream, a doorbell for 4", cuda.Options{Streams: 1}, 4},
 		{"ring, a doorbell each", cuda.Options{}, 1},
 		{"ring, a doorbell for 2", cuda.Options{}, 2},
 		{"ring, a doorbell for 4", cuda.Options{}, 4},

@@ -200,7 +200,10 @@ type Stream interface {
 // Ringer is a [Stream] that can ring as a part of copying, at less cost than by two
 // operations.
 type Ringer interface {
-	// CopyWrite64 is Copy and then Write64. Where it fails, the word is not stored.
+	// CopyWrite64 is Copy and then Write64, but that copies may run beside those of
+	// other calls of CopyWrite64 directly before, and must not touch their bytes.
+	// Words are stored in the order of the calls. Where it fails, the word is not
+	// stored.
 	CopyWrite64(copies []Copy, addr, value uint64) error
 }
 

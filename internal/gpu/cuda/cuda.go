@@ -51,8 +51,10 @@ type Options struct {
 	// EngineBytes is the length from which on a contiguous run goes to a copy engine.
 	// Zero means where that is faster than the kernel: about 700 KiB with 4 blocks.
 	EngineBytes uint64
-	// OneStream keeps long copies that follow each other to one CUDA stream.
-	OneStream bool
+	// Streams is how many CUDA streams long operations that follow each other take
+	// turns on, 32 at most. Zero means 4. Launches of the gather kernel are such
+	// operations too, each of GatherBlocks blocks.
+	Streams int
 	// NoKernel leaves all copies to the copy engines.
 	NoKernel bool
 	// Doorbell is who rings for a stream's CopyWrite64.
@@ -73,6 +75,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.GatherBlocks <= 0 {
 		o.GatherBlocks = defaultBlocks
+	}
+	if o.Streams = min(o.Streams, 32); o.Streams <= 0 {
+		o.Streams = defaultStreams
 	}
 	if o.Sysfs == "" {
 		o.Sysfs = "/sys"

@@ -9,8 +9,10 @@ import (
 
 const (
 	// tableSpans is enough for 16 batches at their worst, 4096 spans of which many
-	// are cut, or 32 of 4096 that are not.
+	// are cut, or 32 of 4096 that are not. A stream that takes turns with others has
+	// a share of those.
 	tableSpans = 1 << 17
+	sideSpans  = tableSpans / defaultStreams
 	// tableBatches is how many launches may be underway.
 	tableBatches = 64
 	spanBytes    = 24
@@ -47,14 +49,14 @@ type batch struct {
 type bell struct{ addr, value uint64 }
 
 // newTable allocates a table; stream zeroes the device's part.
-func (d *device) newTable(f *frame, stream uint64) (*table, error) {
+func (d *device) newTable(f *frame, stream uint64, spans int) (*table, error) {
 	drv := d.p.drv
-	host, device, err := d.pinned(f, tableHeader+tableSpans*spanBytes)
+	host, device, err := d.pinned(f, tableHeader+spans*spanBytes)
 	if err != nil {
 		return nil, err
 	}
 	t := &table{
-		host: host, spans: hostSpans(host+tableHeader, tableSpans), deviceSpans: device + tableHeader,
+		host: host, spans: hostSpans(host+tableHeader, spans), deviceSpans: device + tableHeader,
 		done: hostWord(host), deviceDone: device,
 	}
 	t.done.Store(0)
@@ -168,8 +170,7 @@ func (b *filling) fill(room []gpu.Copy, copies []gpu.Copy, cut, engineBytes uint
 	for n < len(copies) {
 		if run.Length == 0 {
 			// A paged cache is one such stretch; its last may yet grow.
-			if m, bytes := plain(copies[n:], short); m > 1 && m <= len(room)-b.spans {
-				copy(room[b.spans:], copies[n:n+m-1])
+			if m, bytes := plain(room[b.spans:], copies[n:], short); m > 1 {
 				n += m - 1
 				b.spans += m - 1
 				b.runs += m - 1
@@ -198,19 +199,23 @@ func (b *filling) fill(room []gpu.Copy, copies []gpu.Copy, cut, engineBytes uint
 	return n
 }
 
-// plain returns how many of the first copies are short runs of their own, and their
-// bytes: what can be laid out as it is.
-func plain(copies []gpu.Copy, short uint64) (n int, bytes uint64) {
-	var dst, src uint64 // where the next would be no run of its own
+// plain lays out the first copies, as long as they are short runs of their own, and
+// returns how many there are, and their bytes.
+func plain(room, copies []gpu.Copy, short uint64) (n int, bytes uint64) {
+	n = min(len(room), len(copies))
+	room, copies = room[:n], copies[:n]
+	var end uint64 // of the last one's source
 	for i := range copies {
-		c := &copies[i]
-		if c.Length-1 >= short || c.Src == src && c.Dst == dst {
+		c, to := &copies[i], &room[i]
+		dst, src, length := c.Dst, c.Src, c.Length
+		if length-1 >= short || src == end && i > 0 && dst == copies[i-1].Dst+copies[i-1].Length {
 			return i, bytes
 		}
-		dst, src = c.Dst+c.Length, c.Src+c.Length
-		bytes += c.Length
+		to.Dst, to.Src, to.Length = dst, src, length
+		end = src + length
+		bytes += length
 	}
-	return len(copies), bytes
+	return n, bytes
 }
 
 // end lays a whole run out, or sets it aside. It reports false if there is no room.

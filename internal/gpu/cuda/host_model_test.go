@@ -201,7 +201,7 @@ func TestCaptureGoesOn(t *testing.T) {
 			everything(t, p, d, func(string) {})
 		}()
 		<-done
-		if err := d.RecordCaller(s.handle, newEvent(t, d)); !errors.Is(err, gpu.ErrCapturing) {
+		if err := d.RecordCaller(s.own(), newEvent(t, d)); !errors.Is(err, gpu.ErrCapturing) {
 			t.Errorf("RecordCaller on the capturing stream: err = %v, want %v", err, gpu.ErrCapturing)
 		}
 		if err := end(); err != nil {

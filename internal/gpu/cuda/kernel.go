@@ -37,7 +37,7 @@ func (d *device) loadKernel(f *frame, s *staging) error {
 		return err
 	}
 	d.kernel = f.word
-	t, err := d.newTable(f, s.stream)
+	t, err := d.newTable(f, s.stream, tableSpans)
 	if err != nil {
 		return err
 	}

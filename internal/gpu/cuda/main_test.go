@@ -167,11 +167,11 @@ func bindCapture(t testing.TB, library string) *capture {
 func (c *capture) start(s *Stream) (end func() error, err error) {
 	d := s.d
 	err = d.do(func(f *frame) error {
-		return d.check("cuStreamBeginCapture", f.call(c.begin, uintptr(s.handle), captureGlobal))
+		return d.check("cuStreamBeginCapture", f.call(c.begin, uintptr(s.own()), captureGlobal))
 	})
 	return func() error {
 		return d.do(func(f *frame) error {
-			if err := d.check("cuStreamEndCapture", f.call(c.end, uintptr(s.handle), f.wordAddr())); err != nil {
+			if err := d.check("cuStreamEndCapture", f.call(c.end, uintptr(s.own()), f.wordAddr())); err != nil {
 				return err
 			}
 			return d.check("cuGraphDestroy", f.call(c.destroy, uintptr(f.word)))
@@ -188,7 +188,7 @@ func setup(t testing.TB, p *Provider, library string) gputest.Setup {
 			if err != nil {
 				return 0, nil, err
 			}
-			return s.(*Stream).handle, s, nil
+			return s.(*Stream).own(), s, nil
 		},
 		Capturing: func(d gpu.Device) (uint64, func(), error) {
 			st, err := d.NewStream()
@@ -202,7 +202,7 @@ func setup(t testing.TB, p *Provider, library string) gputest.Setup {
 				runtime.UnlockOSThread()
 				return 0, nil, errors.Join(err, s.Close())
 			}
-			return s.handle, func() {
+			return s.own(), func() {
 				err := errors.Join(end(), s.Close())
 				runtime.UnlockOSThread()
 				if err != nil {
@@ -233,7 +233,7 @@ func TestConformanceOfFake(t *testing.T) {
 		info   gpu.Info // what the device can
 	}{
 		{"all", Options{}, []string{"BATCH_V1", "BATCH_V2", "DRIVER=13000"}, gpu.Info{StreamMemOps: true, BatchedCopy: true}},
-		{"old stream writes, first batch call", Options{EngineBytes: 1024, OneStream: true}, []string{"BATCH_V1", "WRITE64=0", "WRITE64_V1=1", "NO_WRITE64_V2"}, gpu.Info{StreamMemOps: true, BatchedCopy: true}},
+		{"old stream writes, first batch call", Options{EngineBytes: 1024, Streams: 1}, []string{"BATCH_V1", "WRITE64=0", "WRITE64_V1=1", "NO_WRITE64_V2"}, gpu.Info{StreamMemOps: true, BatchedCopy: true}},
 		{"nothing but single copies", Options{HighPriority: true}, []string{"WRITE64=0", "LOAD_ERROR=222"}, gpu.Info{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/railhop/railhop/internal/gpu"
 )
@@ -16,9 +17,7 @@ import (
 type Stream struct {
 	d      *device
 	f      *frame
-	handle uint64
 	wide   wide
-	table  *table // nil without a kernel
 	batch  filling
 	failed error
 	closed bool
@@ -35,19 +34,11 @@ func (h *Device) NewStream() (gpu.Stream, error) {
 	s := &Stream{d: d}
 	err := h.do("new stream", func(f *frame) error {
 		var err error
-		if s.handle, err = d.newStream(f); err != nil {
-			return err
-		}
-		if s.table, err = d.takeTable(f, s.handle); err == nil {
-			err = d.openWide(f, &s.wide)
-		}
-		if err == nil {
+		if s.wide, err = d.openWide(f, d.p.opts.Streams); err == nil {
 			s.f, err = d.p.frames.get()
 		}
 		if err != nil {
-			f.call(d.p.drv.streamDestroy, uintptr(s.handle))
 			d.closeWide(f, &s.wide)
-			d.putTable(s.table)
 		}
 		return err
 	})
@@ -64,26 +55,21 @@ func (d *device) newStream(f *frame) (uint64, error) {
 	return f.word, err
 }
 
-// takeTable returns a table for a stream, or nil if there is no kernel.
-func (d *device) takeTable(f *frame, stream uint64) (*table, error) {
-	if d.kernel == 0 {
-		return nil, nil
-	}
+// takeTable returns a table of so many spans for a stream.
+func (d *device) takeTable(f *frame, stream uint64, spans int) (*table, error) {
 	d.mu.Lock()
-	if n := len(d.tables); n > 0 {
-		t := d.tables[n-1]
-		d.tables = d.tables[:n-1]
-		d.mu.Unlock()
-		return t, nil
+	for i, t := range d.tables {
+		if len(t.spans) == spans {
+			d.tables = slices.Delete(d.tables, i, i+1)
+			d.mu.Unlock()
+			return t, nil
+		}
 	}
 	d.mu.Unlock()
-	return d.newTable(f, stream)
+	return d.newTable(f, stream, spans)
 }
 
 func (d *device) putTable(t *table) {
-	if t == nil {
-		return
-	}
 	d.mu.Lock()
 	d.tables = append(d.tables, t)
 	d.mu.Unlock()
@@ -123,11 +109,14 @@ func (s *Stream) Wait(e gpu.Event) error {
 	if err := s.begin("wait"); err != nil {
 		return err
 	}
-	streams, n := s.wide.streams(s.handle)
-	for _, stream := range streams[:n] {
+	streams, bell := s.wide.busy()
+	for _, stream := range streams {
 		if err = s.await(stream, ev.handle); err != nil {
 			break
 		}
+	}
+	if err == nil && bell != 0 {
+		err = s.await(bell, ev.handle)
 	}
 	return s.end("wait", err)
 }
@@ -151,7 +140,7 @@ func (s *Stream) Record(e gpu.Event) error {
 		return err
 	}
 	if err = s.narrow(); err == nil {
-		err = s.mark(ev.handle, s.handle)
+		err = s.mark(ev.handle, s.own())
 	}
 	return s.end("record", err)
 }
@@ -181,9 +170,9 @@ func (s *Stream) bellAt(addr uint64) error {
 }
 
 func (s *Stream) write(addr, value uint64) error {
-	stream := s.handle
-	if s.wide.on {
-		stream, s.wide.rung = s.wide.bell, true
+	stream, err := s.bellStream()
+	if err != nil {
+		return err
 	}
 	return s.d.check("cuStreamWriteValue64", s.f.call(s.d.write64, uintptr(stream), uintptr(addr), uintptr(value), 0))
 }
@@ -194,12 +183,13 @@ func (s *Stream) Copy(copies []gpu.Copy) error {
 	if err := s.begin("copy"); err != nil {
 		return err
 	}
-	_, err := s.copy(copies, bell{})
+	_, err := s.copy(copies, bell{}, false)
 	return s.end("copy", err)
 }
 
 // CopyWrite64 is Copy and Write64 in one. With [KernelDoorbell] the word is stored by
-// the kernel, if a launch is the last part of the batch.
+// the kernel, if a launch is the last part of the batch; else a launch may run beside
+// those of the calls before.
 func (s *Stream) CopyWrite64(copies []gpu.Copy, addr, value uint64) error {
 	if err := s.bellAt(addr); err != nil {
 		return err
@@ -211,22 +201,30 @@ func (s *Stream) CopyWrite64(copies []gpu.Copy, addr, value uint64) error {
 	if s.d.p.opts.Doorbell == KernelDoorbell {
 		ring = bell{addr, value}
 	}
-	rung, err := s.copy(copies, ring)
+	rung, err := s.copy(copies, ring, ring.addr == 0)
 	if err == nil && !rung {
 		err = s.write(addr, value)
 	}
 	return s.end("copy", err)
 }
 
-// copy deals copies out. It reports whether the kernel will ring.
-func (s *Stream) copy(copies []gpu.Copy, ring bell) (rung bool, err error) {
-	d, b := s.d, &s.batch
+// copy deals copies out. It reports whether the kernel will ring. With loose, they
+// touch nothing of what other calls with loose touch that may still run.
+func (s *Stream) copy(copies []gpu.Copy, ring bell, loose bool) (rung bool, err error) {
+	d, b, w := s.d, &s.batch, &s.wide
 	*b = filling{engine: b.engine[:0]}
 	cut := cutBytes(d.blocks, copies)
-	for len(copies) > 0 || b.run.Length > 0 {
+	loose = loose && len(w.streams) > 1
+	turn := 0
+	if loose && w.on {
+		turn = w.turn
+	}
+	for whole := true; len(copies) > 0 || b.run.Length > 0; whole = false {
+		var t *table
 		var room []gpu.Copy
-		if s.table != nil {
-			room = s.table.room()
+		if w.tables != nil {
+			t = w.tables[turn]
+			room = t.room()
 		}
 		b.runs, b.spans, b.bytes = 0, 0, 0
 		copies = copies[b.fill(room, copies, cut, d.engineBytes):]
@@ -246,25 +244,25 @@ func (s *Stream) copy(copies []gpu.Copy, ring bell) (rung bool, err error) {
 			b.spans = 0
 		}
 		if !rest {
-			if err := s.engines(b.engine, b.spans > 0); err != nil {
+			if err := s.engines(b.engine, b.spans > 0, loose); err != nil {
 				return false, err
 			}
 		}
 		if b.spans == 0 {
 			continue
 		}
-		if err := s.narrow(); err != nil {
+		stream, err := s.place(turn, loose && whole && !rest && len(b.engine) == 0 && b.bytes >= wideBytes)
+		if err != nil {
 			return false, err
 		}
-		first := s.table.next
 		var last bell
 		if !rest {
 			last, rung = ring, ring.addr != 0
 		}
-		if err := d.launch(s.f, s.handle, s.table, first, b.spans, b.bytes, last); err != nil {
+		if err := d.launch(s.f, stream, t, t.next, b.spans, b.bytes, last); err != nil {
 			return false, err
 		}
-		s.table.take(b.spans, s.table.launched)
+		t.take(b.spans, t.launched)
 		d.stats.launches.Add(1)
 		d.stats.spans.Add(int64(b.spans))
 	}
@@ -272,14 +270,19 @@ func (s *Stream) copy(copies []gpu.Copy, ring bell) (rung bool, err error) {
 }
 
 // engines gives copies to copy engines; others says that a launch follows.
-func (s *Stream) engines(copies []gpu.Copy, others bool) error {
+func (s *Stream) engines(copies []gpu.Copy, others, loose bool) error {
 	d, drv := s.d, s.d.p.drv
 	if len(copies) == 0 {
 		return nil
 	}
-	if len(copies) == 1 && !others && copies[0].Length >= wideBytes && !d.p.opts.OneStream {
-		d.stats.engineCopies.Add(1)
-		return s.long(copies[0])
+	if !others && s.spread(copies) {
+		d.stats.engineCopies.Add(int64(len(copies)))
+		for i := range copies {
+			if err := s.long(&copies[i], loose); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	if err := s.narrow(); err != nil {
 		return err
@@ -301,7 +304,7 @@ func (s *Stream) engines(copies []gpu.Copy, others bool) error {
 			if c.Length == 0 {
 				continue
 			}
-			if err := s.engineCopy(c, s.handle); err != nil {
+			if err := s.engineCopy(c, s.own()); err != nil {
 				return err
 			}
 		}
@@ -331,9 +334,9 @@ func (s *Stream) engineBatch(copies []gpu.Copy) error {
 	f.batchFirst = 0
 	dst, src, length, attrs, first := addr(&f.batchDst), addr(&f.batchSrc), addr(&f.batchLength), addr(&f.batchAttrs), addr(&f.batchFirst)
 	if drv.memcpyBatchAsyncV2.Found() {
-		return s.d.check("cuMemcpyBatchAsync", f.call(drv.memcpyBatchAsyncV2, dst, src, length, n, attrs, first, 1, uintptr(s.handle)))
+		return s.d.check("cuMemcpyBatchAsync", f.call(drv.memcpyBatchAsyncV2, dst, src, length, n, attrs, first, 1, uintptr(s.own())))
 	}
-	return s.d.check("cuMemcpyBatchAsync", f.call(drv.memcpyBatchAsync, dst, src, length, n, attrs, first, 1, addr(&f.batchFailed), uintptr(s.handle)))
+	return s.d.check("cuMemcpyBatchAsync", f.call(drv.memcpyBatchAsync, dst, src, length, n, attrs, first, 1, addr(&f.batchFailed), uintptr(s.own())))
 }
 
 // Idle reports whether everything given so far has run.
@@ -342,11 +345,14 @@ func (s *Stream) Idle() (bool, error) {
 		return false, err
 	}
 	code := int32(success)
-	streams, n := s.wide.streams(s.handle)
-	for _, stream := range streams[:n] {
+	streams, bell := s.wide.busy()
+	for _, stream := range streams {
 		if code = s.f.call(s.d.p.drv.streamQuery, uintptr(stream)); code != success {
 			break
 		}
+	}
+	if code == success && bell != 0 {
+		code = s.f.call(s.d.p.drv.streamQuery, uintptr(bell))
 	}
 	s.d.leave(s.f)
 	if code == errNotReady {
@@ -364,15 +370,15 @@ func (s *Stream) Close() error {
 	s.closed = true
 	d := s.d
 	err := d.free(func(f *frame) error {
-		drv := d.p.drv
-		streams, n := s.wide.streams(s.handle)
-		for _, stream := range streams[:n] {
-			f.call(drv.streamSynchronize, uintptr(stream))
+		streams, bell := s.wide.busy()
+		for _, stream := range streams {
+			f.call(d.p.drv.streamSynchronize, uintptr(stream))
 		}
-		d.closeWide(f, &s.wide)
-		return d.check("cuStreamDestroy", f.call(drv.streamDestroy, uintptr(s.handle)))
+		if bell != 0 {
+			f.call(d.p.drv.streamSynchronize, uintptr(bell))
+		}
+		return d.closeWide(f, &s.wide)
 	})
-	d.putTable(s.table)
 	d.p.frames.put(s.f)
 	d.streams.Add(-1)
 	if d.lostErr() != nil {

@@ -96,8 +96,8 @@ func TestLongCopiesKeepTheirOrder(t *testing.T) {
 	})
 }
 
-// TestBellsRise watches the bell of a row of long copies, each into a place of its own:
-// it never falls, and what it has reached is there.
+// TestBellsRise watches the bell of a row of long pieces, each into a place of its own,
+// by copy engines and by the kernel: it never falls, and what it has reached is there.
 func TestBellsRise(t *testing.T) {
 	drivers(t, Options{}, func(t *testing.T, p *Provider, _ string) {
 		const places, size, pieces = 9, 4 << 20, 200
@@ -130,7 +130,7 @@ func TestBellsRise(t *testing.T) {
 			if err := d.CopyIn(src+at+size-16, mark); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.CopyWrite64([]gpu.Copy{{Dst: arena + at, Src: src + at, Length: size}}, bell, i); err != nil {
+			if err := s.CopyWrite64(bellPiece(int(i), arena+at, src+at, size), bell, i); err != nil {
 				t.Fatal(err)
 			}
 			if i%7 == 0 {
@@ -148,6 +148,18 @@ func TestBellsRise(t *testing.T) {
 	})
 }
 
+// bellPiece is one copy, several long ones, or many spans in another order.
+func bellPiece(i int, dst, src, size uint64) []gpu.Copy {
+	parts := []uint64{1, 2, 1024}[i/5%3]
+	part := size / parts
+	copies := make([]gpu.Copy, parts)
+	for k := range copies {
+		at := (uint64(k) * 7) % parts * part
+		copies[k] = gpu.Copy{Dst: dst + at, Src: src + at, Length: part}
+	}
+	return copies
+}
+
 // TestTableIsFull has more underway than the table holds, which does not block: the
 // rest goes to copy engines, and all arrives.
 func TestTableIsFull(t *testing.T) {
@@ -155,10 +167,10 @@ func TestTableIsFull(t *testing.T) {
 	d := first(t, p)
 	src, dst := alloc(t, d, 1<<20), alloc(t, d, 1<<20)
 	s := newStream(t, d)
-	s.table.launched += 2 // as if these never finished
+	s.wide.tables[0].launched += 2 // as if these never finished
 	for range 2 {
-		s.table.room()
-		s.table.take(tableSpans/2-10, s.table.launched+1000)
+		s.wide.tables[0].room()
+		s.wide.tables[0].take(tableSpans/2-10, s.wide.tables[0].launched+1000)
 	}
 	var copies []gpu.Copy
 	for i := range uint64(100) {

@@ -2,114 +2,204 @@ package cuda
 
 import "github.com/railhop/railhop/internal/gpu"
 
-// A CUDA stream runs one copy at a time, and a doorbell between two of them costs two
-// microseconds: as much as a quarter of a copy of 8 MiB. So long copies that follow
-// each other, each a batch of its own, take turns on two CUDA streams, and their
-// doorbells are stored by a third, which waits for both and for which neither waits:
+// A CUDA stream runs one operation at a time, and a doorbell between two of them costs
+// two microseconds: as much as a quarter of a copy of 8 MiB. A launch of the gather
+// kernel, beside a model that fills the machine, waits for the model's kernel to end,
+// and the next one for the end of another. So long operations that follow each other
+// take turns on a few CUDA streams, and their doorbells are stored by one more, which
+// waits for all and for which none waits:
 //
-//	handle  copy 1        copy 3        copy 5
-//	side           copy 2        copy 4
-//	bell                 2             4
+//	streams[0]  copy 1              copy 4
+//	streams[1]        copy 2              copy 5
+//	streams[2]              copy 3
+//	bell                     3             5
 //
-// Two copies that touch the same bytes keep their order: before the second, both
-// streams wait for each other. Any other operation than a long copy, a doorbell or a
+// Two long copies that touch the same bytes keep their order: before the second, the
+// streams wait for each other. Launches are spread only for CopyWrite64, whose callers
+// promise that they do not touch. Any other operation than a long one, a doorbell or a
 // wait brings all back to the first stream.
 
-// wideBytes is the length from which on a copy is long.
-const wideBytes = 2 << 20
+const (
+	// wideBytes is the length from which on a copy, or what a launch copies, is long.
+	wideBytes = 2 << 20
+	// defaultStreams is how many CUDA streams a stream has beside the bell's.
+	defaultStreams = 4
+	// wideRecent is after how many copies the streams wait for each other anyway.
+	wideRecent = 32
+	// wideBatch is how many copies of a batch are dealt out one by one.
+	wideBatch = 16
+)
 
-// wide is the state of a stream's spreading.
+// wide is a stream's CUDA streams, and how work is spread over them.
 type wide struct {
-	on   bool
-	last bool // the last copy was a long one
-	turn int  // whose turn it is: 0 is the stream's own
+	streams []uint64 // CUstreams: the stream's own, then those beside it
+	tables  []*table // of each, for the kernel; none without one
+	bell    uint64   // CUstream, if there is more than one of the others
+	tails   []uint64 // events: of each of streams, then of bell
 
-	side, bell uint64    // CUstreams
-	tails      [3]uint64 // events: of the stream itself, side, bell
-	rung       bool      // bell has stored something since the fork
+	on    bool
+	last  bool   // the last operation was a long one
+	loose bool   // a launch is underway of which it is not known what it touches
+	turn  int    // whose turn it is
+	used  uint32 // which streams have had something since the fork: a bit each
+	due   uint32 // and since the last doorbell
+	rung  bool   // bell has stored something since the fork
 
-	// recent is the copies of each stream that the other does not wait for.
-	recent [2][]gpu.Copy
+	// recent is the copies of each stream that the others do not wait for.
+	recent [][]gpu.Copy
 }
 
-// wideRecent is after how many copies the streams wait for each other anyway.
-const wideRecent = 32
-
-func (d *device) openWide(f *frame, w *wide) error {
-	if d.p.opts.OneStream {
-		return nil
+func (d *device) openWide(f *frame, n int) (w wide, err error) {
+	for i := range n {
+		spans := sideSpans
+		if i == 0 {
+			spans = tableSpans
+		}
+		s, err := d.newStream(f)
+		if err != nil {
+			return w, err
+		}
+		w.streams = append(w.streams, s)
+		if d.kernel == 0 {
+			continue
+		}
+		t, err := d.takeTable(f, s, spans)
+		if err != nil {
+			return w, err
+		}
+		w.tables = append(w.tables, t)
 	}
-	var err error
-	if w.side, err = d.newStream(f); err != nil {
-		return err
+	if n == 1 {
+		return w, nil
 	}
 	if w.bell, err = d.newStream(f); err != nil {
-		return err
+		return w, err
 	}
-	for i := range w.tails {
+	for range n + 1 {
 		if err := d.check("cuEventCreate", f.callOut(d.p.drv.eventCreate, eventDisableTiming)); err != nil {
-			return err
+			return w, err
 		}
-		w.tails[i] = f.word
+		w.tails = append(w.tails, f.word)
 	}
+	w.recent = make([][]gpu.Copy, n)
 	for i := range w.recent {
 		w.recent[i] = make([]gpu.Copy, 0, wideRecent)
 	}
-	return nil
+	return w, nil
 }
 
-func (d *device) closeWide(f *frame, w *wide) {
-	for _, s := range [2]uint64{w.side, w.bell} {
-		if s != 0 {
-			f.call(d.p.drv.streamDestroy, uintptr(s))
+// closeWide frees what openWide has got, also where that was not all.
+func (d *device) closeWide(f *frame, w *wide) error {
+	var err error
+	for _, s := range w.streams {
+		if e := d.check("cuStreamDestroy", f.call(d.p.drv.streamDestroy, uintptr(s))); err == nil {
+			err = e
 		}
+	}
+	if w.bell != 0 {
+		f.call(d.p.drv.streamDestroy, uintptr(w.bell))
 	}
 	for _, e := range w.tails {
-		if e != 0 {
-			f.call(d.p.drv.eventDestroy, uintptr(e))
-		}
+		f.call(d.p.drv.eventDestroy, uintptr(e))
 	}
-	w.side, w.bell, w.tails = 0, 0, [3]uint64{}
+	for _, t := range w.tables {
+		d.putTable(t)
+	}
+	*w = wide{}
+	return err
 }
 
-// streams returns those that may have something to do, and how many they are. The
-// first is own.
-func (w *wide) streams(own uint64) (all [3]uint64, n int) {
-	all = [3]uint64{own, w.side, w.bell}
+// own is the stream that others know.
+func (s *Stream) own() uint64 { return s.wide.streams[0] }
+
+// busy returns the CUDA streams that may have something to do, and the bell's, or 0.
+func (w *wide) busy() (streams []uint64, bell uint64) {
 	if w.on {
-		return all, 3
+		return w.streams, w.bell
 	}
-	return all, 1
+	return w.streams[:1], 0
+}
+
+// spread reports whether a batch of copies is for several streams: all are long.
+func (s *Stream) spread(copies []gpu.Copy) bool {
+	if len(s.wide.streams) == 1 || len(copies) > wideBatch {
+		return false
+	}
+	for i := range copies {
+		if copies[i].Length < wideBytes {
+			return false
+		}
+	}
+	return true
 }
 
 // long gives one long copy to whoever's turn it is. The first of a row goes the plain
-// way: it may be the only one.
-func (s *Stream) long(c gpu.Copy) error {
+// way: it may be the only one. With loose, what the copy touches is nobody else's.
+func (s *Stream) long(c *gpu.Copy, loose bool) error {
 	w := &s.wide
+	if w.loose && !loose {
+		if err := s.narrow(); err != nil {
+			return err
+		}
+	}
 	if !w.on {
 		if !w.last {
 			w.last = true
-			return s.engineCopy(&c, s.handle)
+			return s.engineCopy(c, s.own())
 		}
 		if err := s.fork(); err != nil {
 			return err
 		}
+		w.turn = 1
 	}
-	streams := [2]uint64{s.handle, w.side}
-	me, other := w.turn, 1-w.turn
-	if len(w.recent[me]) == wideRecent || touches(w.recent[other], &c) {
+	me := w.turn
+	if len(w.recent[me]) == wideRecent || w.touched(c) {
 		if err := s.meet(); err != nil {
 			return err
 		}
 	}
-	w.recent[me] = append(w.recent[me], c)
-	w.turn = other
-	if err := s.engineCopy(&c, streams[me]); err != nil {
-		return err
+	w.recent[me] = append(w.recent[me], *c)
+	return s.engineCopy(c, s.take(me))
+}
+
+// touched reports whether a copy must wait for one of another stream.
+func (w *wide) touched(c *gpu.Copy) bool {
+	for i, recent := range w.recent {
+		if i != w.turn && touches(recent, c) {
+			return true
+		}
 	}
-	// At once, and not when a doorbell is due: that it waits for two streams then
-	// costs the device 3 microseconds, and this nothing that can be seen.
-	return s.link(streams[me], w.bell, w.tails[me])
+	return false
+}
+
+// take notes that a stream gets something, and passes the turn on.
+func (s *Stream) take(me int) (stream uint64) {
+	w := &s.wide
+	w.used |= 1 << me
+	w.due |= 1 << me
+	w.turn = (me + 1) % len(w.streams)
+	return w.streams[me]
+}
+
+// place returns the stream for a launch that reads the table of that number, for which
+// it was that one's turn. It brings all back to the first if the launch may not be
+// spread.
+func (s *Stream) place(table int, spread bool) (stream uint64, err error) {
+	w := &s.wide
+	if !spread {
+		return s.own(), s.narrow()
+	}
+	if !w.on {
+		if !w.last {
+			w.last = true
+			return s.own(), nil
+		}
+		if err := s.fork(); err != nil {
+			return 0, err
+		}
+	}
+	w.loose = true
+	return s.take(table), nil
 }
 
 // link has to wait for what from was given so far.
@@ -120,39 +210,88 @@ func (s *Stream) link(from, to, event uint64) error {
 	return s.await(to, event)
 }
 
-// fork has side and bell wait for all that the stream was given so far.
+// fork has all wait for what the stream was given so far.
 func (s *Stream) fork() error {
 	w := &s.wide
-	w.on, w.turn, w.rung = true, 1, false
-	w.recent[0], w.recent[1] = w.recent[0][:0], w.recent[1][:0]
-	if err := s.link(s.handle, w.side, w.tails[0]); err != nil {
+	w.on, w.turn, w.rung, w.loose, w.used, w.due = true, 0, false, false, 0, 0
+	w.forget()
+	if err := s.link(w.streams[0], w.bell, w.tails[0]); err != nil {
 		return err
 	}
-	return s.await(w.bell, w.tails[0])
+	for _, side := range w.streams[1:] {
+		if err := s.await(side, w.tails[0]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// meet has the two streams wait for each other.
+func (w *wide) forget() {
+	for i := range w.recent {
+		w.recent[i] = w.recent[i][:0]
+	}
+}
+
+// meet has the streams wait for each other.
 func (s *Stream) meet() error {
 	w := &s.wide
-	w.recent[0], w.recent[1] = w.recent[0][:0], w.recent[1][:0]
-	if err := s.link(w.side, s.handle, w.tails[1]); err != nil {
+	w.forget()
+	for i, side := range w.streams[1:] {
+		if err := s.link(side, w.streams[0], w.tails[i+1]); err != nil {
+			return err
+		}
+	}
+	if err := s.mark(w.tails[0], w.streams[0]); err != nil {
 		return err
 	}
-	return s.link(s.handle, w.side, w.tails[0])
+	for _, side := range w.streams[1:] {
+		if err := s.await(side, w.tails[0]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// narrow has the stream itself wait for the others, before anything but a long copy.
+// narrow has the stream itself wait for the others, before anything but a long
+// operation.
 func (s *Stream) narrow() error {
 	w := &s.wide
 	w.last = false
 	if !w.on {
 		return nil
 	}
-	w.on = false
-	if err := s.link(w.side, s.handle, w.tails[1]); err != nil || !w.rung {
-		return err
+	w.on, w.loose = false, false
+	for i := 1; i < len(w.streams); i++ {
+		if w.used&(1<<i) == 0 {
+			continue
+		}
+		if err := s.link(w.streams[i], w.streams[0], w.tails[i]); err != nil {
+			return err
+		}
 	}
-	return s.link(w.bell, s.handle, w.tails[2])
+	if !w.rung {
+		return nil
+	}
+	return s.link(w.bell, w.streams[0], w.tails[len(w.streams)])
+}
+
+// bellStream returns the CUDA stream that stores a doorbell, which waits for all copies
+// so far.
+func (s *Stream) bellStream() (uint64, error) {
+	w := &s.wide
+	if !w.on {
+		return w.streams[0], nil
+	}
+	for i, from := range w.streams {
+		if w.due&(1<<i) == 0 {
+			continue
+		}
+		if err := s.link(from, w.bell, w.tails[i]); err != nil {
+			return 0, err
+		}
+	}
+	w.due, w.rung = 0, true
+	return w.bell, nil
 }
 
 // touches reports whether c writes what one of copies reads or writes, or reads what
