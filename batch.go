@@ -142,12 +142,11 @@ func (e *Engine) giveUp(b *ledger.Batch, cause error) error {
 		select {
 		case <-b.Bell():
 		case <-late.C:
-			var ranges []Range
-			e.host.loop.Do(func() { ranges = e.abandon(b, cause) })
-			if len(ranges) == 0 {
+			var err *MayLandError
+			e.host.loop.Do(func() { err = e.abandon(b, cause) })
+			if err == nil {
 				break
 			}
-			err := &MayLandError{Ranges: ranges, Cause: cause}
 			e.log.Warn("deadline passed with ways not closed", "err", err)
 			return err
 		}
@@ -219,22 +218,23 @@ func (e *Engine) abortFenced(t *ledger.Task, cause error) {
 
 // abandon ends the open tasks of a batch for their caller, and returns where
 // their bytes may still land.
-func (e *Engine) abandon(b *ledger.Batch, cause error) []Range {
-	var ranges []Range
+func (e *Engine) abandon(b *ledger.Batch, cause error) *MayLandError {
+	late := &MayLandError{Cause: cause}
 	for i := range b.Len() {
-		t := b.At(i)
-		if !t.Open() {
-			continue
+		if t := b.At(i); t.Open() && !t.GivenUp() {
+			late.Ranges = append(late.Ranges, Range{Segment: e.target(t.Req.Target).Name(), Addr: t.Req.TargetAddr, Length: t.Req.Length})
 		}
-		ranges = append(ranges, Range{Segment: e.target(t.Req.Target).Name(), Addr: t.Req.TargetAddr, Length: t.Req.Length})
-		t.GiveUp(cause)
 	}
-	if len(ranges) > 0 {
-		e.landMu.Lock()
-		e.land = append(e.land, mayLand{b, ranges})
-		e.landMu.Unlock()
+	if len(late.Ranges) == 0 {
+		return nil
 	}
-	return ranges
+	for i := range b.Len() {
+		b.At(i).GiveUp(late)
+	}
+	e.landMu.Lock()
+	e.land = append(e.land, mayLand{b, late.Ranges})
+	e.landMu.Unlock()
+	return late
 }
 
 // MayLand lists where bytes of transfers that were given up may still land.

@@ -407,6 +407,16 @@ func (e *Engine) OpenSegment(ctx context.Context, name string) (SegmentID, error
 	return r.ID, nil
 }
 
+// RefreshSegment fetches what an opened peer offers anew. It fails if the peer does
+// not answer, or is no longer there.
+func (e *Engine) RefreshSegment(ctx context.Context, id SegmentID) error {
+	r := e.cache.Get(id)
+	if r == nil {
+		return fmt.Errorf("railhop: refresh segment %d: it is not open: %w", id, ErrInvalidArgument)
+	}
+	return r.Renew(ctx)
+}
+
 // Close ends all transfers, gives back what the engine holds, and waits for it.
 // It may be called twice.
 func (e *Engine) Close() error {
@@ -419,7 +429,7 @@ func (e *Engine) Close() error {
 	}
 	var err error
 	if e.direct != nil || e.tcp != nil {
-		e.abortAll(ErrClosed)
+		err = e.abortAll(ErrClosed)
 	}
 	if r := e.rank.Load(); r != nil {
 		r.report.remove(e)
@@ -449,8 +459,9 @@ func (e *Engine) Close() error {
 	return err
 }
 
-// abortAll ends what is open, and waits for it up to the configured bound.
-func (e *Engine) abortAll(cause error) {
+// abortAll ends what is open, and waits for it up to the configured bound. What is
+// still open then ends for its caller with a [*MayLandError], which is returned too.
+func (e *Engine) abortAll(cause error) error {
 	e.host.loop.Do(func() {
 		for b := range e.active {
 			e.abortOnPump(b, cause)
@@ -468,4 +479,13 @@ func (e *Engine) abortAll(cause error) {
 			time.Sleep(time.Millisecond)
 		}
 	}
+	e.host.loop.Do(func() {
+		for b := range e.active {
+			e.abandon(b, cause)
+		}
+	})
+	if ranges := e.MayLand(); ranges != nil {
+		return &MayLandError{Ranges: ranges, Cause: cause}
+	}
+	return nil
 }

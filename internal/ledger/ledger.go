@@ -62,6 +62,9 @@ func (t *Task) Closed(bytes uint64, err error) {
 // Open reports whether the task still waits for a share.
 func (t *Task) Open() bool { return t.open > 0 }
 
+// GivenUp reports whether the task has ended for its caller by [Task.GiveUp].
+func (t *Task) GivenUp() bool { return t.gaveUp }
+
 // Err is the first error of the task. It may be read once the status is final.
 func (t *Task) Err() error { return t.err }
 
@@ -82,10 +85,7 @@ func (t *Task) GiveUp(err error) {
 	if t.open == 0 || t.gaveUp {
 		return
 	}
-	t.gaveUp = true
-	if t.err == nil {
-		t.err = err
-	}
+	t.gaveUp, t.err = true, err
 	t.publish(xfer.Timeout)
 	t.batch.answered()
 }
