@@ -149,6 +149,7 @@ func (c *conn) broke(now time.Duration, why xfer.Reason, err error) {
 		return
 	}
 	c.broken = true
+	c.oweNothing()
 	if errors.Is(err, gpu.ErrFatal) {
 		why = xfer.GPUFatal
 		c.path.opts.Lost(err)
@@ -168,6 +169,7 @@ func (c *conn) broke(now time.Duration, why xfer.Reason, err error) {
 func (c *conn) gone(err error) {
 	c.claim.Peer.Fault(err)
 	c.blind = true
+	c.oweNothing()
 	c.tx.Blind()
 	c.suspected = true
 	c.quarantine(xfer.RelaySuspected, err)

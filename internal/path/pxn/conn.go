@@ -48,6 +48,9 @@ type conn struct {
 	lastCredit time.Duration // a slot came back
 	lastDone   time.Duration // a piece was completed
 	rungSeen   uint64        // highest doorbell the relay was told of
+	given      uint64        // highest sequence whose copies the stream was given
+	owed       []gpu.Copy    // of the pieces behind it, until the end of the step
+	owes       int           // how many those are
 	checkedAt  time.Duration
 
 	blind     bool // the lane's memory is gone
@@ -192,9 +195,12 @@ func (c *conn) step(now time.Duration) (busy bool) {
 	if c.watch(now) {
 		busy = true
 	}
-	for !c.quarantined && c.pack(now) && c.tx.Room() {
+	for !c.quarantined && c.pack(now) && c.tx.Room() && !c.gathers() {
 		c.publish(now)
 		busy = true
+	}
+	if err := c.startOwed(); err != nil {
+		c.broke(now, xfer.PublishError, err)
 	}
 	if !c.quarantined && c.head != nil && c.starved(now) {
 		busy = true

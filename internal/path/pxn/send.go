@@ -118,38 +118,95 @@ func (c *conn) publish(now time.Duration) {
 	}
 }
 
-// start puts the copy and the doorbell on the stream.
+// A doorbell costs a stream about as much as a third of copying a slot. So pieces of a
+// few copies that are published behind others share one: it says that all up to the
+// last have landed. The first piece has its own, so that the relay starts early.
+const (
+	batchPieces = 6
+	batchCopies = 16 // of a piece; more are no few
+)
+
+// start puts the copy and the doorbell on the stream, or leaves them to the end of the
+// step, for more pieces to join.
 func (c *conn) start(p *piece) error {
 	for _, f := range p.fences {
 		mark := waited{f, f.uses}
 		if mark == c.waited {
 			continue // the stream has waited, and keeps its order
 		}
+		if err := c.startOwed(); err != nil {
+			return err
+		}
 		if err := c.stream.Wait(f.Event); err != nil {
 			return fmt.Errorf("pxn: wait for the source: %w", err)
 		}
 		c.waited = mark
 	}
-	if c.ringer != nil {
-		if err := c.ringer.CopyWrite64(p.copies, c.bell, p.seq); err != nil {
-			return fmt.Errorf("pxn: copy to the slot and ring: %w", err)
+	few := len(p.copies) <= batchCopies
+	switch {
+	case c.cpu:
+		if err := c.stream.Copy(p.copies); err != nil {
+			return fmt.Errorf("pxn: copy to the slot: %w", err)
 		}
-		return nil
-	}
-	if err := c.stream.Copy(p.copies); err != nil {
-		return fmt.Errorf("pxn: copy to the slot: %w", err)
-	}
-	if c.cpu {
 		if err := c.stream.Record(p.done); err != nil {
 			return fmt.Errorf("pxn: record the copy: %w", err)
 		}
 		p.recorded = true
 		return nil
+	case !few:
+		if err := c.startOwed(); err != nil {
+			return err
+		}
+		return c.copyAndRing(p.copies, p.seq)
+	case c.owes == 0 && c.given <= c.rungSeen:
+		return c.copyAndRing(p.copies, p.seq)
 	}
-	if err := c.stream.Write64(c.bell, p.seq); err != nil {
+	c.owed = append(c.owed, p.copies...)
+	c.owes++
+	if c.owes < batchPieces {
+		return nil
+	}
+	return c.startOwed()
+}
+
+// startOwed starts the copies of pieces that were left to the end of the step, of which
+// the last committed one is the last.
+func (c *conn) startOwed() error {
+	if c.owes == 0 {
+		return nil
+	}
+	copies, last := c.owed, c.given+uint64(c.owes)
+	c.oweNothing()
+	return c.copyAndRing(copies, last)
+}
+
+func (c *conn) oweNothing() { c.owed, c.owes = c.owed[:0], 0 }
+
+// copyAndRing gives the stream copies of all pieces up to seq that it has not got yet.
+func (c *conn) copyAndRing(copies []gpu.Copy, seq uint64) error {
+	c.given = seq
+	if c.ringer != nil {
+		if err := c.ringer.CopyWrite64(copies, c.bell, seq); err != nil {
+			return fmt.Errorf("pxn: copy to the slot and ring: %w", err)
+		}
+		return nil
+	}
+	if err := c.stream.Copy(copies); err != nil {
+		return fmt.Errorf("pxn: copy to the slot: %w", err)
+	}
+	if err := c.stream.Write64(c.bell, seq); err != nil {
 		return fmt.Errorf("pxn: ring by the stream: %w", err)
 	}
 	return nil
+}
+
+// gathers reports whether the head waits for more slots, to share a doorbell: while
+// the stream has so much to do, nothing is late by it.
+func (c *conn) gathers() bool {
+	if c.cpu || c.owes > 0 || c.queue.n == 0 || len(c.head.items) > batchCopies {
+		return false
+	}
+	return c.given >= c.rungSeen+batchPieces && c.claim.Geometry.Slots-c.tx.InFlight() < batchPieces
 }
 
 // starved sends the head direct if it has waited for a slot too long.
