@@ -47,7 +47,7 @@ var layers = [][]string{
 	},
 	4: {"."}, // the whole
 	5: { // edges
-		"internal/metrics", "internal/report", "internal/workload",
+		"internal/capi", "internal/metrics", "internal/report", "internal/workload",
 	},
 	6: {"internal/worker"},                                                    // processes that play ranks
 	7: {"internal/fabric"},                                                    // and whole fabrics of them

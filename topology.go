@@ -55,6 +55,37 @@ func (e *Engine) givenTopology(gpus []gpu.Info) (map[string][2][]string, error) 
 	return visible(here, gpus), nil
 }
 
+// LocalTopology is the matrix of this host's memory and NICs that an engine with these
+// settings would go by. It opens no port.
+func LocalTopology(cfg Config) (map[string][2][]string, error) {
+	cfg = cfg.withDefaults()
+	h, err := joinHost(cfg)
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{cfg: cfg, log: cfg.Logger, host: h}
+	defer func() { h.leave(cfg.CloseWait) }()
+	gpus, err := h.gpuInfos()
+	if err != nil {
+		return nil, err
+	}
+	var attrs []nic.Attr
+	if !h.transport.tcp {
+		if e.devices, err = h.open(cfg.Devices); err != nil {
+			return nil, err
+		}
+		defer func() { h.release(e.devices) }()
+		matrix, err := e.givenTopology(gpus)
+		if err != nil || matrix != nil {
+			return matrix, err
+		}
+	}
+	for _, d := range e.devices {
+		attrs = append(attrs, d.Attr())
+	}
+	return topology(gpus, attrs), nil
+}
+
 // visible gives the GPUs of a matrix the ordinals that they have in this process.
 func visible(matrix map[string][2][]string, gpus []gpu.Info) map[string][2][]string {
 	if !slices.ContainsFunc(gpus, func(g gpu.Info) bool { return g.HostIndex >= 0 && g.HostIndex != g.Index }) {

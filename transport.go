@@ -23,6 +23,11 @@ func (t transport) name() string {
 	return wire.ProtocolRDMA
 }
 
+// Transport is what the engine runs on, "rdma" or "tcp", and why.
+func (e *Engine) Transport() (name, why string) {
+	return e.host.transport.name(), e.host.transport.why
+}
+
 func (t transport) report(log *slog.Logger) {
 	if t.warn != "" {
 		log.Warn(t.warn, "transport", t.name(), "why", t.why)

@@ -1,0 +1,249 @@
+package capi
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/bits"
+	"sync"
+	"time"
+
+	"github.com/railhop/railhop"
+	"github.com/railhop/railhop/internal/xfer"
+)
+
+// Pieces are what a transfer moves: the i-th piece is Lengths[i] bytes, between
+// Local[i] here and Remote[i] there. They are not kept.
+type Pieces struct {
+	Local, Remote, Lengths []uint64
+}
+
+func (p Pieces) check() error {
+	if len(p.Local) != len(p.Remote) || len(p.Local) != len(p.Lengths) {
+		return fmt.Errorf("capi: %d addresses here, %d there and %d lengths: want as many of each: %w", len(p.Local), len(p.Remote), len(p.Lengths), xfer.ErrInvalidArgument)
+	}
+	return nil
+}
+
+func (p Pieces) bytes() uint64 {
+	var n uint64
+	for _, l := range p.Lengths {
+		if n += l; n < l {
+			return math.MaxUint64
+		}
+	}
+	return n
+}
+
+// spares are batches to be used again, by the power of two of their capacity.
+type spares struct {
+	mu      sync.Mutex
+	batches [21][]*railhop.Batch
+	reqs    [][]railhop.Request
+}
+
+// spareEach is how many batches of a size are kept.
+const spareEach = 16
+
+func (s *spares) get(engine *railhop.Engine, n int) *railhop.Batch {
+	order := bits.Len(uint(max(n, 1) - 1))
+	if order >= len(s.batches) {
+		return engine.NewBatch(n)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := s.batches[order]
+	if len(list) == 0 {
+		return engine.NewBatch(1 << order)
+	}
+	b := list[len(list)-1]
+	s.batches[order] = list[:len(list)-1]
+	return b
+}
+
+// put takes back a batch that is done. One that is not is left to itself.
+func (s *spares) put(b *railhop.Batch) {
+	order := bits.Len(uint(max(b.Cap(), 1) - 1))
+	if b.Reset() != nil || b.Cap() != 1<<order || order >= len(s.batches) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.batches[order]) < spareEach {
+		s.batches[order] = append(s.batches[order], b)
+	}
+}
+
+func (s *spares) requests(n int) []railhop.Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := len(s.reqs) - 1; i >= 0 && cap(s.reqs[i]) >= n {
+		r := s.reqs[i]
+		s.reqs = s.reqs[:i]
+		return r[:n]
+	}
+	return make([]railhop.Request, n)
+}
+
+func (s *spares) putRequests(r []railhop.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.reqs) < spareEach {
+		s.reqs = append(s.reqs, r)
+	}
+}
+
+// Transfer moves pieces and waits until all are in place, or nothing of them can land
+// any more, or, if that cannot be had, says where they may still land. A note is
+// delivered to the target after them.
+func (e *Engine) Transfer(op railhop.Opcode, target string, p Pieces, note *railhop.Notification) error {
+	bytes := p.bytes()
+	ctx, cancel := context.WithDeadline(context.Background(), e.deadline(time.Now(), bytes))
+	defer cancel()
+	if err := e.transfer(ctx, op, target, p, note); err != nil {
+		return e.fail(op.String(), err, "peer", target, "pieces", len(p.Local), "bytes", bytes)
+	}
+	return nil
+}
+
+func (e *Engine) transfer(ctx context.Context, op railhop.Opcode, target string, p Pieces, note *railhop.Notification) error {
+	engine, id, err := e.open(ctx, target)
+	if err == nil {
+		err = p.check()
+	}
+	if err != nil {
+		return err
+	}
+	switch n := len(p.Local); {
+	case n == 0 && note != nil:
+		return fmt.Errorf("capi: a notification needs a transfer that it follows: %w", xfer.ErrInvalidArgument)
+	case n == 0:
+		return nil
+	case n == 1 && op == railhop.Write:
+		err = engine.Write(ctx, id, p.Local[0], p.Remote[0], p.Lengths[0])
+	case n == 1 && op == railhop.Read:
+		err = engine.Read(ctx, id, p.Local[0], p.Remote[0], p.Lengths[0])
+	default:
+		b := e.spare.get(engine, n)
+		if err = e.submit(b, op, id, p); err == nil {
+			err = b.Wait(ctx)
+		}
+		e.spare.put(b)
+	}
+	if err != nil || note == nil {
+		return err
+	}
+	if err := engine.Notify(ctx, id, *note); err != nil {
+		e.log.Warn("notification not delivered", "peer", target, "err", err)
+	}
+	return nil
+}
+
+func (e *Engine) submit(b *railhop.Batch, op railhop.Opcode, id railhop.SegmentID, p Pieces) error {
+	reqs := e.spare.requests(len(p.Local))
+	for i := range reqs {
+		reqs[i] = railhop.Request{Op: op, Source: p.Local[i], Target: id, TargetAddr: p.Remote[i], Length: p.Lengths[i]}
+	}
+	err := b.Submit(reqs)
+	e.spare.putRequests(reqs)
+	return err
+}
+
+// TransferOn is [Engine.Transfer] behind what a stream of the GPU's driver does until
+// now. Since it waits, what the stream does later comes after the transfer.
+func (e *Engine) TransferOn(stream uint64, op railhop.Opcode, target string, p Pieces) error {
+	bytes := p.bytes()
+	ctx, cancel := context.WithDeadline(context.Background(), e.deadline(time.Now(), bytes))
+	defer cancel()
+	engine, id, err := e.open(ctx, target)
+	if err == nil {
+		err = p.check()
+	}
+	if err == nil && len(p.Local) > 0 {
+		b := engine.NewBatch(len(p.Local))
+		reqs := make([]railhop.Request, len(p.Local))
+		for i := range reqs {
+			reqs[i] = railhop.Request{Op: op, Source: p.Local[i], Target: id, TargetAddr: p.Remote[i], Length: p.Lengths[i]}
+		}
+		if err = b.SubmitOn(stream, reqs); err == nil {
+			err = b.Wait(ctx)
+		}
+	}
+	if err != nil {
+		return e.fail(op.String()+" on a stream", err, "peer", target, "pieces", len(p.Local), "bytes", bytes)
+	}
+	return nil
+}
+
+// Start submits pieces and returns the number of their batch at once.
+func (e *Engine) Start(op railhop.Opcode, target string, p Pieces) (uint64, error) {
+	start, bytes := time.Now(), p.bytes()
+	ctx, cancel := context.WithDeadline(context.Background(), e.deadline(start, bytes))
+	defer cancel()
+	engine, id, err := e.open(ctx, target)
+	if err == nil {
+		err = p.check()
+	}
+	if err != nil {
+		return 0, e.fail("submit", err, "peer", target, "pieces", len(p.Local), "bytes", bytes)
+	}
+	b := &Batch{engine: e, target: target, batch: e.spare.get(engine, len(p.Local)), start: start, bytes: bytes}
+	if len(p.Local) > 0 {
+		if err := e.submit(b.batch, op, id, p); err != nil {
+			return 0, e.fail("submit", err, "peer", target, "pieces", len(p.Local), "bytes", bytes)
+		}
+	}
+	return e.library.batches.add(b), nil
+}
+
+// Finish waits for batches of [Engine.Start], each until its own deadline, and uses
+// their numbers up.
+func (e *Engine) Finish(ids []uint64) error {
+	var first error
+	for _, id := range ids {
+		b, err := e.take(id)
+		if err == nil {
+			ctx, cancel := context.WithDeadline(context.Background(), e.deadline(b.start, b.bytes))
+			err = b.batch.Wait(ctx)
+			cancel()
+			e.spare.put(b.batch)
+		}
+		if err != nil && first == nil {
+			first = e.fail("batch", err, "batch", id)
+		}
+	}
+	return first
+}
+
+// take uses up the number of a batch of this engine.
+func (e *Engine) take(id uint64) (*Batch, error) {
+	if _, err := e.library.batch(e, id); err != nil {
+		return nil, err
+	}
+	b, ok := e.library.batches.take(id)
+	if !ok {
+		return nil, noBatch(id)
+	}
+	return b, nil
+}
+
+// Check says whether a batch of [Engine.Start] is done, without waiting. Its number is
+// used up if it is, or has failed.
+func (e *Engine) Check(id uint64) (done bool, err error) {
+	b, err := e.library.batch(e, id)
+	if err != nil {
+		return false, e.fail("check batch", err, "batch", id)
+	}
+	if b.batch.Len() > 0 && !b.batch.Poll().Done() {
+		return false, nil
+	}
+	if b, err = e.take(id); err != nil {
+		return false, e.fail("check batch", err, "batch", id)
+	}
+	err = b.batch.Wait(context.Background())
+	e.spare.put(b.batch)
+	if err != nil {
+		return false, e.fail("batch", err, "peer", b.target, "batch", id)
+	}
+	return true, nil
+}
