@@ -45,6 +45,7 @@ func (a *app) commands() []*cobra.Command {
 		newBenchCmd(a),
 		newStatusCmd(a),
 		newPXNCmd(a),
+		newTopologyCmd(a),
 		newMetadataCmd(a),
 		newWorkerCmd(a),
 	}

@@ -218,3 +218,14 @@ func digits(s string) int {
 	}
 	return n
 }
+
+// Infos describes the GPUs that the process sees, by ordinal.
+func (m *Machine) Infos() []gpu.Info {
+	var infos []gpu.Info
+	for i := range m.GPUs {
+		if m.GPUs[i].Visible() {
+			infos = append(infos, m.GPUs[i].Info)
+		}
+	}
+	return infos
+}

@@ -1,0 +1,386 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/railhop/railhop/internal/config"
+	"github.com/railhop/railhop/internal/gpu/cuda"
+	"github.com/railhop/railhop/internal/gpu/softgpu"
+	"github.com/railhop/railhop/internal/nic/softnic"
+	"github.com/railhop/railhop/internal/plan"
+	"github.com/railhop/railhop/internal/topo"
+)
+
+// topologyOptions are the flags of topology.
+type topologyOptions struct {
+	soft              soft
+	root, svg, record string
+	all               bool
+}
+
+func newTopologyCmd(a *app) *cobra.Command {
+	var o topologyOptions
+	cmd := &cobra.Command{
+		Use:   "topology",
+		Short: "Show the GPUs, NICs, PCIe switches, NUMA nodes and rails of this host",
+		Long: `topology shows what railhop finds on this host: GPUs with what they can, NICs with
+their ports, what hangs on which PCIe switch and NUMA node, which NICs each GPU prefers,
+and the rails with the rule by which they are known. It opens no port and moves nothing.
+
+With --json it prints the matrix of locations and NICs, in the form of Mooncake's
+transfer_engine_topology_dump; what it prints can be edited and given back in
+MC_CUSTOM_TOPO_JSON. --all adds everything else that is known. --svg draws a picture.
+
+--record keeps in one small text file all that was read; --root shows what was recorded,
+on any machine, or a copy of a machine's /sys.`,
+		Example: `  railhop topology
+  railhop topology --svg host.svg
+  railhop topology --json > topology.json
+  railhop topology --record host.sysfs
+  railhop topology --root host.sysfs`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.topology(cmd, o) },
+	}
+	o.soft.flag(cmd)
+	f := cmd.Flags()
+	f.StringVar(&o.root, "root", "", "show what was recorded: a file of --record, or a folder that stands for /sys")
+	f.StringVar(&o.svg, "svg", "", "draw a picture into this file; - is standard output")
+	f.StringVar(&o.record, "record", "", "record what is read into this file")
+	f.BoolVar(&o.all, "all", false, "with --json: all that is known, not the matrix alone")
+	return cmd
+}
+
+// hostTopology is all that is shown of a host.
+type hostTopology struct {
+	From    string        `json:"from"` // such as "this host"
+	Machine *topo.Machine `json:"machine"`
+	Matrix  topo.Matrix   `json:"matrix"`
+	// Problems are why NICs are not used, by name.
+	Problems map[string]string   `json:"unused_nics"`
+	Rails    map[string]string   `json:"rails"` // by NIC
+	Rule     string              `json:"rails_by"`
+	Why      string              `json:"rails_why"`
+	Notes    []string            `json:"notes"`
+	gids     map[string]topo.GID // by NIC
+}
+
+func (a *app) topology(cmd *cobra.Command, o topologyOptions) error {
+	env, warnings := config.FromEnviron()
+	for _, w := range warnings {
+		a.log.Warn(w.String())
+	}
+	switch {
+	case o.soft.on && o.root != "":
+		return usagef("topology: --soft and --root exclude each other: want one of them")
+	case o.record != "" && (o.soft.on || o.root != ""):
+		return usagef("topology: --record is for this host's own hardware: want it without --soft and --root")
+	case o.all && !a.json:
+		return usagef("topology: --all is for --json: want both, or neither")
+	case a.json && o.svg == "-":
+		return usagef("topology: --json and --svg - both write to standard output: want a file for --svg")
+	}
+	h, err := a.lookAtHost(cmd, o, env)
+	if err != nil {
+		return err
+	}
+	if o.svg != "" {
+		if err := writeTo(o.svg, a.out, h.svg); err != nil {
+			return fmt.Errorf("topology: --svg: %w", err)
+		}
+		if o.svg == "-" {
+			return nil
+		}
+	}
+	switch {
+	case a.json && o.all:
+		return a.printJSON(h, true)
+	case a.json:
+		return a.printJSON(h.Matrix, true)
+	}
+	return h.show(a.out)
+}
+
+// writeTo writes a file, or to standard output.
+func writeTo(name string, out io.Writer, write func(io.Writer) error) error {
+	if name == "-" {
+		return write(out)
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(write(f), f.Close())
+}
+
+func (a *app) lookAtHost(cmd *cobra.Command, o topologyOptions, env config.Env) (*hostTopology, error) {
+	h := &hostTopology{Problems: make(map[string]string), Rails: make(map[string]string), Notes: []string{}, gids: make(map[string]topo.GID)}
+	var err error
+	switch {
+	case o.root != "":
+		h.From = o.root
+		tree, terr := topo.Open(o.root)
+		if terr != nil {
+			return nil, terr
+		}
+		h.Machine, err = topo.Read(tree, nil)
+	case o.soft.on || env.Providers.Soft:
+		h.From = "played in software"
+		h.Machine, err = playedMachine(env, a.log)
+	default:
+		h.From = "this host"
+		err = h.own(o, env, a.log)
+	}
+	if err != nil {
+		return nil, err
+	}
+	h.judge(env, o)
+	return h, h.match(env)
+}
+
+// own reads this host.
+func (h *hostTopology) own(o topologyOptions, env config.Env, log *slog.Logger) error {
+	gpus := []topo.GPU{}
+	p, err := cuda.Open(cuda.Options{Logger: log})
+	if err == nil {
+		gpus, err = topo.AskGPUs(p)
+	}
+	if err != nil {
+		h.note("no GPU can be used: %w", err)
+	}
+	tree := topo.Host()
+	rec := topo.Record(tree)
+	if o.record != "" {
+		tree = rec
+	}
+	if h.Machine, err = topo.Read(tree, gpus); err != nil || o.record == "" {
+		return err
+	}
+	if err = topo.KeepGPUs(rec, gpus); err == nil {
+		err = writeTo(o.record, nil, rec.Write)
+	}
+	if err != nil {
+		return fmt.Errorf("topology: --record: %w", err)
+	}
+	return nil
+}
+
+func (h *hostTopology) note(format string, args ...any) {
+	h.Notes = append(h.Notes, oneLine(fmt.Errorf(format, args...)))
+}
+
+// playedMachine is what RAILHOP_SOFT_NICS and RAILHOP_SOFT_GPUS describe, or else two
+// of each.
+func playedMachine(env config.Env, log *slog.Logger) (*topo.Machine, error) {
+	softNICs, softGPUs := env.Providers.SoftNICs, env.Providers.SoftGPUs
+	if softNICs == "" && softGPUs == "" {
+		softNICs, softGPUs = "mlx5_0=127.0.0.1;mlx5_1=127.0.0.1", "2"
+	}
+	m := &topo.Machine{}
+	if softGPUs != "" {
+		configs, err := softgpu.ParseDevices(softGPUs)
+		if err != nil {
+			return nil, fmt.Errorf("RAILHOP_SOFT_GPUS: %w", err)
+		}
+		p, err := softgpu.New(softgpu.Options{Devices: configs, Current: -1, Logger: log})
+		if err != nil {
+			return nil, err
+		}
+		if m.GPUs, err = topo.AskGPUs(p); err != nil {
+			return nil, err
+		}
+		for i := range m.GPUs {
+			m.GPUs[i].Place = topo.Place{NUMA: m.GPUs[i].NUMA}
+		}
+	}
+	if softNICs == "" {
+		return m, nil
+	}
+	configs, err := softnic.ParseDevices(softNICs)
+	if err != nil {
+		return nil, fmt.Errorf("RAILHOP_SOFT_NICS: %w", err)
+	}
+	for _, c := range configs {
+		port := topo.Port{Num: 1, State: "ACTIVE", Layer: "software", Rate: float64(c.Rate) * 8 / 1e9}
+		port.GIDs = []topo.GID{{Addr: netip.AddrFrom16(c.Addr.As16()), Subnet: c.Subnet}}
+		m.NICs = append(m.NICs, topo.NIC{Name: c.Name, Place: topo.Place{NUMA: c.NUMA}, Ports: []topo.Port{port}})
+	}
+	return m, nil
+}
+
+// judge finds out which NICs are used, and by which GID.
+func (h *hostTopology) judge(env config.Env, o topologyOptions) {
+	own := h.From == "this host"
+	for i := range h.Machine.NICs {
+		n := &h.Machine.NICs[i]
+		num := env.RDMA.Port
+		if f := env.Transport.Filters; len(f) > 0 {
+			at := slices.IndexFunc(f, func(d config.Device) bool { return d.Name == n.Name })
+			if at < 0 {
+				h.Problems[n.Name] = "MC_TE_FILTERS leaves it out"
+				continue
+			}
+			if f[at].Port != 0 {
+				num = f[at].Port
+			}
+		}
+		why := n.Problem(num)
+		if why == "" && own {
+			why = deviceProblem(n)
+		}
+		if why == "" {
+			gid, ok := chosenGID(n.Port(num), env.RDMA.GIDIndex)
+			if h.gids[n.Name] = gid; !ok {
+				why = fmt.Sprintf("%s is %d, and the GID table has nothing there", env.RDMA.GIDIndexFrom, env.RDMA.GIDIndex)
+			}
+		}
+		if why != "" {
+			h.Problems[n.Name] = why
+		}
+	}
+	for _, d := range env.Transport.Filters {
+		if !slices.ContainsFunc(h.Machine.NICs, func(n topo.NIC) bool { return n.Name == d.Name }) {
+			h.note("MC_TE_FILTERS names %s, which is not there", d.Name)
+		}
+	}
+	switch used := h.used(); {
+	case len(h.Machine.NICs) == 0:
+		h.note("no NIC is there: engines run on TCP")
+	case len(used) == 0:
+		h.note("no NIC can be used: engines run on TCP")
+	}
+	if len(h.Machine.GPUs) == 0 {
+		h.note("no GPU is there: nothing is relayed")
+	}
+	h.noteGPUs()
+}
+
+// deviceProblem says why this process cannot open a NIC.
+func deviceProblem(n *topo.NIC) string {
+	if n.Device == "" {
+		return "it has no device node: the kernel module ib_uverbs is not loaded, or does not know it"
+	}
+	path := "/dev/infiniband/" + n.Device
+	if err := unix.Access(path, unix.R_OK|unix.W_OK); err != nil {
+		return path + " cannot be opened: " + err.Error()
+	}
+	return ""
+}
+
+func chosenGID(p *topo.Port, index int) (topo.GID, bool) {
+	if index < 0 {
+		return p.Best()
+	}
+	i := slices.IndexFunc(p.GIDs, func(g topo.GID) bool { return g.Index == index })
+	if i < 0 {
+		return topo.GID{}, false
+	}
+	return p.GIDs[i], true
+}
+
+// noteGPUs says what is wrong with many GPUs at once.
+func (h *hostTopology) noteGPUs() {
+	var unseen, deaf, alone, flat []string
+	m := h.Machine
+	for i := range m.GPUs {
+		g := &m.GPUs[i]
+		switch {
+		case !g.Visible():
+			unseen = append(unseen, g.BusID)
+		case g.Unsaid:
+		case g.DirectRDMA && !g.DMABuf && m.Peermem == "" && g.Place.BusID != "":
+			deaf = append(deaf, g.BusID)
+		case !g.DirectRDMA:
+			deaf = append(deaf, g.BusID)
+		}
+		if g.Visible() && h.allAsNear(g) {
+			flat = append(flat, g.BusID)
+		}
+		if g.Visible() && !g.Unsaid && len(g.Peers) > 0 && !slices.ContainsFunc(g.Peers, func(p topo.Peer) bool { return p.Access }) {
+			alone = append(alone, g.BusID)
+		}
+	}
+	some := func(ids []string) string {
+		if len(ids) == len(m.GPUs) && len(ids) > 1 {
+			return "all GPUs"
+		}
+		return strings.TrimLeft(plural(len(ids), "GPU"), "0123456789 ") + " " + strings.Join(ids, " ")
+	}
+	if len(unseen) > 0 {
+		h.note("this process does not see %s (CUDA_VISIBLE_DEVICES, a container, or no driver)", some(unseen))
+	}
+	if len(deaf) > 0 {
+		h.note("NICs cannot reach the memory of %s: load nvidia_peermem, or use a driver that exports dma-bufs", some(deaf))
+	}
+	if len(alone) > 0 {
+		h.note("no other GPU is reached from %s: nothing is relayed there", some(alone))
+	}
+	if len(flat) > 0 {
+		h.note("PCIe tells no NIC from another for %s: if each has a NIC of its own, say which in MC_CUSTOM_TOPO_JSON", some(flat))
+	}
+	if len(m.GPUs) > 0 && m.GPUs[0].Unsaid && m.GPUs[0].Visible() {
+		h.note("no driver was asked: GPUs are those on PCIe, and what they can is not known")
+	}
+}
+
+// allAsNear reports whether PCIe does not tell one NIC from another for a GPU.
+func (h *hostTopology) allAsNear(g *topo.GPU) bool {
+	nics := h.Machine.NICs
+	if len(nics) < 2 {
+		return false
+	}
+	first := topo.Distance(g.Place, nics[0].Place)
+	return first >= 0 && !slices.ContainsFunc(nics, func(n topo.NIC) bool { return topo.Distance(g.Place, n.Place) != first })
+}
+
+// used are the NICs that engines use.
+func (h *hostTopology) used() []string {
+	names := []string{}
+	for _, n := range h.Machine.NICs {
+		if _, bad := h.Problems[n.Name]; !bad {
+			names = append(names, n.Name)
+		}
+	}
+	return names
+}
+
+// match makes the matrix, and names the rails.
+func (h *hostTopology) match(env config.Env) error {
+	h.Matrix = h.Machine.Matrix(h.used())
+	if given := env.Transport.TopologyFile; given != "" {
+		matrix, err := topo.ReadMatrix(given)
+		if err != nil {
+			h.note("MC_CUSTOM_TOPO_JSON is not taken: %w", err)
+		} else {
+			var known []string
+			for _, n := range h.Machine.NICs {
+				known = append(known, n.Name)
+			}
+			if h.Matrix, err = topo.Adopt(matrix, known, h.used(), h.Machine.Infos()); err != nil {
+				return fmt.Errorf("MC_CUSTOM_TOPO_JSON: %w", err)
+			}
+			h.note("the matrix is that of MC_CUSTOM_TOPO_JSON")
+		}
+	}
+	var nics []plan.NIC
+	for _, name := range h.used() {
+		g := h.gids[name]
+		nics = append(nics, plan.NIC{Device: name, GID: g.Addr, Subnet: g.Subnet})
+	}
+	rails := plan.NewRails(env.PXN.RailMap, nics)
+	rule, why := rails.Rule()
+	h.Rule, h.Why = rule.String(), why
+	for _, name := range h.used() {
+		h.Rails[name] = rails.Local(name)
+	}
+	return nil
+}
