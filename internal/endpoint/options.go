@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync/atomic"
@@ -75,24 +76,17 @@ type Options struct {
 	Log  *slog.Logger         // nil discards
 }
 
-func orDefault[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
-}
-
 func (o Options) withDefaults() Options {
-	orDefault(&o.QPs, 2)
-	orDefault(&o.MaxWR, 256)
-	orDefault(&o.MaxCQE, 4096)
-	orDefault(&o.MaxEndpoints, 65536)
-	orDefault(&o.MTU, 4096)
-	orDefault(&o.DialTimeout, 60*time.Second)
-	orDefault(&o.AckTimeout, 10*time.Second)
-	orDefault(&o.FlushTimeout, 30*time.Second)
-	orDefault(&o.CloseTimeout, 5*time.Second)
-	orDefault(&o.Pause, time.Second)
+	o.QPs = cmp.Or(o.QPs, 2)
+	o.MaxWR = cmp.Or(o.MaxWR, 256)
+	o.MaxCQE = cmp.Or(o.MaxCQE, 4096)
+	o.MaxEndpoints = cmp.Or(o.MaxEndpoints, 65536)
+	o.MTU = cmp.Or(o.MTU, 4096)
+	o.DialTimeout = cmp.Or(o.DialTimeout, 60*time.Second)
+	o.AckTimeout = cmp.Or(o.AckTimeout, 10*time.Second)
+	o.FlushTimeout = cmp.Or(o.FlushTimeout, 30*time.Second)
+	o.CloseTimeout = cmp.Or(o.CloseTimeout, 5*time.Second)
+	o.Pause = cmp.Or(o.Pause, time.Second)
 	if o.Gate == nil {
 		o.Gate = NewGate(32)
 	}

@@ -1,6 +1,7 @@
 package handshake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,14 +30,6 @@ type Dialer struct {
 
 // DefaultPort is the port of a server that is named without one.
 const DefaultPort = 12001
-
-func orDefault[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
-}
 
 // Connect sends a handshake and returns the reply. When the peer refuses, the
 // error wraps a [*RejectedError] and the reply is returned too: it lists the
@@ -161,7 +154,7 @@ func codeOf(t wire.Type, err error) xfer.Code {
 
 // resolve returns the addresses to try, in order; there is at least one.
 func (d *Dialer) resolve(ctx context.Context, server string) ([]netip.AddrPort, error) {
-	host, port, err := wire.ParseServer(server, orDefault(d.DefaultPort, DefaultPort))
+	host, port, err := wire.ParseServer(server, cmp.Or(d.DefaultPort, DefaultPort))
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +165,7 @@ func (d *Dialer) resolve(ctx context.Context, server string) ([]netip.AddrPort, 
 	if d.IPv6 {
 		network = "ip"
 	}
-	ctx, cancel := context.WithTimeout(ctx, orDefault(d.ConnectTimeout, connectTimeout))
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(d.ConnectTimeout, connectTimeout))
 	defer cancel()
 	ips, err := net.DefaultResolver.LookupNetIP(ctx, network, host)
 	if err != nil {
@@ -201,20 +194,20 @@ const (
 // exchange connects to addr, writes the request in one piece, reads the reply and
 // closes at once: a Mooncake peer serves nobody else until then.
 func (d *Dialer) exchange(ctx context.Context, addr netip.AddrPort, request wire.Frame) (wire.Frame, error) {
-	dialer := net.Dialer{Timeout: orDefault(d.ConnectTimeout, connectTimeout), KeepAlive: -1}
+	dialer := net.Dialer{Timeout: cmp.Or(d.ConnectTimeout, connectTimeout), KeepAlive: -1}
 	conn, err := dialer.DialContext(ctx, "tcp", addr.String())
 	if err != nil {
 		return wire.Frame{}, err
 	}
 	defer conn.Close()
-	timeout := orDefault(d.ReadTimeout, readTimeout)
+	timeout := cmp.Or(d.ReadTimeout, readTimeout)
 	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return wire.Frame{}, err
 	}
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 
-	reply, err := roundTrip(conn, request, orDefault(d.MaxLength, wire.DefaultMaxLength))
+	reply, err := roundTrip(conn, request, cmp.Or(d.MaxLength, wire.DefaultMaxLength))
 	switch {
 	case err == nil:
 		return reply, nil

@@ -1,6 +1,7 @@
 package handshake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,12 +43,12 @@ func (o Options) withDefaults() Options {
 	if o.PortMin == 0 && o.PortMax == 0 {
 		o.PortMin, o.PortMax = 15000, 17000
 	}
-	o.Backlog = orDefault(o.Backlog, 128)
-	o.MaxLength = orDefault(o.MaxLength, wire.DefaultMaxLength)
-	o.ReadTimeout = orDefault(o.ReadTimeout, 5*time.Second)
-	o.WriteTimeout = orDefault(o.WriteTimeout, 60*time.Second)
-	o.CloseTimeout = orDefault(o.CloseTimeout, 5*time.Second)
-	o.MaxInProgress = orDefault(o.MaxInProgress, 256)
+	o.Backlog = cmp.Or(o.Backlog, 128)
+	o.MaxLength = cmp.Or(o.MaxLength, wire.DefaultMaxLength)
+	o.ReadTimeout = cmp.Or(o.ReadTimeout, 5*time.Second)
+	o.WriteTimeout = cmp.Or(o.WriteTimeout, 60*time.Second)
+	o.CloseTimeout = cmp.Or(o.CloseTimeout, 5*time.Second)
+	o.MaxInProgress = cmp.Or(o.MaxInProgress, 256)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -102,7 +102,7 @@ func (l *inLane) find() {
 	go func() {
 		defer r.wg.Done()
 		s, err := r.opts.FindSender(r.ctx, l.index)
-		r.post(func() {
+		r.mail.Post(func() {
 			if err != nil {
 				r.log.Warn("sender of a lane not found", "lane", l.index, "err", err)
 			}

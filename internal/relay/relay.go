@@ -23,6 +23,7 @@ import (
 	"github.com/railhop/railhop/internal/endpoint"
 	"github.com/railhop/railhop/internal/lane"
 	"github.com/railhop/railhop/internal/nic"
+	"github.com/railhop/railhop/internal/pump"
 	"github.com/railhop/railhop/internal/tally"
 	"github.com/railhop/railhop/internal/xfer"
 )
@@ -104,8 +105,7 @@ type Relay struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	mu     sync.Mutex
-	mail   []func()
+	mail   *pump.Mail
 }
 
 // New returns the serving end for all lanes.
@@ -113,7 +113,7 @@ func New(opts Options) *Relay {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	r := &Relay{opts: opts, log: opts.Logger, routes: make(map[string]*route)}
+	r := &Relay{opts: opts, log: opts.Logger, routes: make(map[string]*route), mail: pump.NewMail(opts.Wake)}
 	for i, mem := range opts.Lanes {
 		rx := lane.NewRelay(mem, opts.Geometry, len(opts.Rails))
 		r.lanes = append(r.lanes, &inLane{relay: r, index: i, rx: rx})
@@ -125,27 +125,9 @@ func New(opts Options) *Relay {
 	return r
 }
 
-func (r *Relay) post(f func()) {
-	r.mu.Lock()
-	r.mail = append(r.mail, f)
-	r.mu.Unlock()
-	r.opts.Wake()
-}
-
-func (r *Relay) readMail() bool {
-	r.mu.Lock()
-	mail := r.mail
-	r.mail = nil
-	r.mu.Unlock()
-	for _, f := range mail {
-		f()
-	}
-	return len(mail) > 0
-}
-
 // Step does what there is to do, without blocking.
 func (r *Relay) Step(now time.Duration) (busy bool) {
-	busy = r.readMail()
+	busy = r.mail.Read()
 	for i := range r.opts.Rails {
 		if r.poll(now, r.opts.Rails[i].Set) {
 			busy = true
@@ -295,7 +277,7 @@ func (r *Relay) Served() []uint64 {
 func (r *Relay) Close() {
 	r.cancel()
 	r.wg.Wait()
-	r.readMail()
+	r.mail.Read()
 	for _, l := range r.lanes {
 		if l.sender != nil {
 			l.sender.Close()
@@ -324,7 +306,7 @@ func (r *Relay) ask(now time.Duration, rt *route, fresh bool) {
 	go func() {
 		defer r.wg.Done()
 		to, err := r.opts.FindRoute(r.ctx, rt.session, fresh)
-		r.post(func() {
+		r.mail.Post(func() {
 			rt.asking = false
 			rt.to, rt.err = to, err
 		})

@@ -45,7 +45,7 @@ func (c *conn) fence(now time.Duration, t *Target) {
 	go func() {
 		defer p.wg.Done()
 		err := p.opts.Fence(p.ctx, t, epoch)
-		p.post(func() {
+		p.mail.Post(func() {
 			f.asking = false
 			if err == nil {
 				f.done, f.pause, f.again = f.asked, 0, 0
@@ -217,7 +217,7 @@ func (c *conn) drain(now time.Duration) (busy bool) {
 		c.end()
 		delete(p.dialed, c.claim.Peer.Epoch())
 		<-p.dialing
-		p.post(func() { c.ended = true })
+		p.mail.Post(func() { c.ended = true })
 	}()
 	return true
 }

@@ -25,6 +25,7 @@ import (
 
 	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/lane"
+	"github.com/railhop/railhop/internal/pump"
 	"github.com/railhop/railhop/internal/tally"
 	"github.com/railhop/railhop/internal/xfer"
 )
@@ -129,8 +130,7 @@ type Path struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	mu     sync.Mutex
-	mail   []func()
+	mail   *pump.Mail
 
 	dialing chan struct{} // holds a token during an attempt: one at a time
 	dialed  map[uint64]*conn
@@ -165,28 +165,9 @@ func New(opts Options) *Path {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Path{opts: opts, log: opts.Logger, dialing: make(chan struct{}, 1), dialed: make(map[uint64]*conn)}
+	p := &Path{opts: opts, log: opts.Logger, dialing: make(chan struct{}, 1), dialed: make(map[uint64]*conn), mail: pump.NewMail(opts.Wake)}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
-}
-
-// post hands f to the pump.
-func (p *Path) post(f func()) {
-	p.mu.Lock()
-	p.mail = append(p.mail, f)
-	p.mu.Unlock()
-	p.opts.Wake()
-}
-
-func (p *Path) readMail() bool {
-	p.mu.Lock()
-	mail := p.mail
-	p.mail = nil
-	p.mu.Unlock()
-	for _, f := range mail {
-		f()
-	}
-	return len(mail) > 0
 }
 
 // Submit takes a share, which its owner has open, on its way to a rail. It returns
@@ -253,7 +234,7 @@ func (p *Path) attach(now time.Duration, r *rail) {
 	go func() {
 		defer p.wg.Done()
 		c, why, err := p.dial(r.name)
-		p.post(func() { p.attached(r, c, why, err) })
+		p.mail.Post(func() { p.attached(r, c, why, err) })
 	}()
 }
 
@@ -298,7 +279,7 @@ func (p *Path) direct(it Item, why xfer.Reason, attrs ...any) {
 
 // Step does what there is to do, without blocking.
 func (p *Path) Step(now time.Duration) (busy bool) {
-	busy = p.readMail()
+	busy = p.mail.Read()
 	for _, r := range p.rails {
 		if r.attaching && r.waiting.n > 0 && now-r.since > p.opts.Credit {
 			for r.waiting.n > 0 {
@@ -401,7 +382,7 @@ func (p *Path) Status() []Status {
 func (p *Path) Close() error {
 	p.cancel()
 	p.wg.Wait()
-	p.readMail()
+	p.mail.Read()
 	var err error
 	for _, pc := range p.free {
 		err = errors.Join(err, pc.done.Close())

@@ -20,6 +20,7 @@
 package rdma
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -115,21 +116,14 @@ type Options struct {
 	Log    *slog.Logger         // nil discards
 }
 
-func orDefault[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
-}
-
 func (o Options) withDefaults() Options {
-	orDefault(&o.SliceSize, 65536)
-	orDefault(&o.Fragment, 16384)
-	orDefault(&o.RetryCount, 9)
-	orDefault(&o.DialCount, 3)
-	orDefault(&o.RailPause, 30*time.Second)
-	orDefault(&o.Quarantine, 30*time.Second)
-	orDefault(&o.FetchEvery, 100*time.Millisecond)
+	o.SliceSize = cmp.Or(o.SliceSize, 65536)
+	o.Fragment = cmp.Or(o.Fragment, 16384)
+	o.RetryCount = cmp.Or(o.RetryCount, 9)
+	o.DialCount = cmp.Or(o.DialCount, 3)
+	o.RailPause = cmp.Or(o.RailPause, 30*time.Second)
+	o.Quarantine = cmp.Or(o.Quarantine, 30*time.Second)
+	o.FetchEvery = cmp.Or(o.FetchEvery, 100*time.Millisecond)
 	if o.RailOf == nil {
 		o.RailOf = func(device string) string { return device }
 	}

@@ -28,6 +28,7 @@
 package tcp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -114,23 +115,16 @@ type Options struct {
 	Log  *slog.Logger         // nil discards
 }
 
-func orDefault[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
-}
-
 func (o Options) withDefaults() Options {
-	orDefault(&o.Lanes, 4)
-	orDefault(&o.Window, 1024)
-	orDefault(&o.PieceSize, 16<<20)
-	orDefault(&o.StageSize, 1<<20)
+	o.Lanes = cmp.Or(o.Lanes, 4)
+	o.Window = cmp.Or(o.Window, 1024)
+	o.PieceSize = cmp.Or(o.PieceSize, 16<<20)
+	o.StageSize = cmp.Or(o.StageSize, 1<<20)
 	o.StageSize = min(o.StageSize, maxStage)
-	orDefault(&o.ConnectTimeout, 5*time.Second)
-	orDefault(&o.StatusTimeout, 30*time.Second)
-	orDefault(&o.CloseWait, 200*time.Millisecond)
-	orDefault(&o.FetchEvery, 100*time.Millisecond)
+	o.ConnectTimeout = cmp.Or(o.ConnectTimeout, 5*time.Second)
+	o.StatusTimeout = cmp.Or(o.StatusTimeout, 30*time.Second)
+	o.CloseWait = cmp.Or(o.CloseWait, 200*time.Millisecond)
+	o.FetchEvery = cmp.Or(o.FetchEvery, 100*time.Millisecond)
 	if o.Spin == 0 && runtime.GOMAXPROCS(0) > 2 {
 		o.Spin = 20 * time.Microsecond
 	}
