@@ -28,10 +28,10 @@ TEST_TIMEOUT ?= 8m
 inprocess = $(shell go list ./... | grep -vxF $(MULTIPROCESS:%=-e github.com/railhop/%))
 race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(TEST_RACE)),$(inprocess)))
 
-.PHONY: interop compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
+.PHONY: interop conformance compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install what is missing and fetch the modules
 	@tools/setup.sh
@@ -50,6 +50,12 @@ test: setup lint ## lint, then run every test and say what ran, what was skipped
 interop: setup ## move bytes to and from Mooncake's own wheel, by TCP; WHEEL=newest takes the newest
 	tools/interop/setup.sh
 	go test -count=1 -v -run '^TestInterop' . | grep -v INFO
+
+conformance: setup ## compare the wheel and ours with the 135 rows; WHEEL=newest shows where the newest differs
+	tools/interop/setup.sh
+	@overlay=$$(tools/conformance/setup.sh); odd=0; \
+		.cache/interop/bin/python tools/conformance $(ROWS:%=--rows %) || odd=1; \
+		PYTHONPATH=$$overlay .cache/ours/bin/python tools/conformance $(ROWS:%=--rows %) || odd=1; exit $$odd
 
 compare: interop ## measure writes by TCP beside the wheel's
 	go run ./tools/interop/compare
