@@ -28,9 +28,12 @@ type bench struct {
 	shared []byte // sharedPages
 	taken  [sharedPages]bool
 	file   *os.File
+	block  []byte // a control block, shared with the relay
+	lane   *os.File
 	relay  *peer
-	arena  uint64 // the relay's, imported
-	src    uint64 // sourceBytes
+	handle gpu.Handle // of the relay's arena
+	arena  uint64     // imported
+	src    uint64     // sourceBytes
 }
 
 // sourceBytes leaves room for pages that lie apart.
@@ -53,25 +56,21 @@ func newBench(p *cuda.Provider, blas string) (*bench, error) {
 	if b.raw, err = bindRaw(); err != nil {
 		return nil, err
 	}
-	fd, err := unix.MemfdCreate("bench-gpu", unix.MFD_CLOEXEC)
-	if err != nil {
+	if b.file, b.shared, err = sharedMemory(sharedPages * os.Getpagesize()); err != nil {
 		return nil, err
 	}
-	b.file = os.NewFile(uintptr(fd), "bench-gpu")
-	if err := b.file.Truncate(int64(sharedPages * os.Getpagesize())); err != nil {
+	if b.lane, b.block, err = sharedMemory(controlBytes()); err != nil {
 		return nil, err
 	}
-	if b.shared, err = unix.Mmap(fd, 0, sharedPages*os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		return nil, err
-	}
-	if b.relay, err = startPeer(relayArg, b.file); err != nil {
+	if b.relay, err = startPeer(relayArg, b.file, b.lane); err != nil {
 		return nil, err
 	}
 	a, err := b.relay.ask(ask{Op: "open"})
 	if err != nil {
 		return nil, err
 	}
-	if b.arena, err = b.device.Import(gpu.Handle(a.Handle), arenaBytes); err != nil {
+	b.handle = gpu.Handle(a.Handle)
+	if b.arena, err = b.device.Import(b.handle, arenaBytes); err != nil {
 		return nil, err
 	}
 	if b.src, err = b.device.Alloc(sourceBytes); err != nil {
@@ -81,7 +80,21 @@ func newBench(p *cuda.Provider, blas string) (*bench, error) {
 }
 
 func (b *bench) close() error {
-	return errors.Join(b.device.CloseImport(b.arena), b.device.Free(b.src), b.relay.close(), b.detach(), b.device.Close(), b.file.Close())
+	return errors.Join(b.device.CloseImport(b.arena), b.device.Free(b.src), b.relay.close(), b.detach(), b.device.Close(), b.file.Close(), b.lane.Close())
+}
+
+// sharedMemory is a file of so many bytes that has no name, and its mapping.
+func sharedMemory(bytes int) (*os.File, []byte, error) {
+	fd, err := unix.MemfdCreate("bench-gpu", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, nil, err
+	}
+	file := os.NewFile(uintptr(fd), "bench-gpu")
+	if err := file.Truncate(int64(bytes)); err != nil {
+		return nil, nil, err
+	}
+	mem, err := unix.Mmap(fd, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	return file, mem, err
 }
 
 // sender is a stream of a provider with options of its own, with a page mapped for its
@@ -167,13 +180,14 @@ func (s *sender) reach(seq uint64) error {
 	return nil
 }
 
-// ring publishes n pieces, with 18 in flight at most and one doorbell for each group of
-// together, and returns bytes a second.
+// ring publishes n pieces, with 18 in flight at most and one call and doorbell for each
+// group of together, and returns bytes a second.
 func (s *sender) ring(n, together uint64, piece func(slot uint64) []gpu.Copy) (float64, error) {
 	bytes := uint64(0)
 	for _, c := range piece(0) {
 		bytes += c.Length
 	}
+	var group []gpu.Copy
 	start := time.Now()
 	first := s.seq
 	for i := uint64(1); i <= n; i++ {
@@ -183,15 +197,18 @@ func (s *sender) ring(n, together uint64, piece func(slot uint64) []gpu.Copy) (f
 				return 0, err
 			}
 		}
-		var err error
-		if copies := piece((s.seq - 1) % arenaSlots); i%together == 0 || i == n {
-			err = s.stream.CopyWrite64(copies, s.bell, s.seq)
-		} else {
-			err = s.stream.Copy(copies)
+		copies := piece((s.seq - 1) % arenaSlots)
+		if together > 1 {
+			group = append(group, copies...)
+			copies = group
 		}
-		if err != nil {
+		if i%together != 0 && i != n {
+			continue
+		}
+		if err := s.stream.CopyWrite64(copies, s.bell, s.seq); err != nil {
 			return 0, err
 		}
+		group = group[:0]
 	}
 	if err := s.reach(s.seq); err != nil {
 		return 0, err

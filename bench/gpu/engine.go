@@ -42,7 +42,16 @@ func (r *ranks) measure(doorbell string) error {
 	if doorbell == "kernel" {
 		return nil
 	}
-	return r.restarts()
+	if err := r.capture(); err != nil {
+		return err
+	}
+	if err := r.contexts(); err != nil {
+		return err
+	}
+	if err := r.restarts(); err != nil {
+		return err
+	}
+	return r.killed()
 }
 
 // correct writes spans of all sizes and alignments, and compares the target's whole
@@ -134,86 +143,11 @@ func (r *ranks) rates(doorbell string) error {
 	return nil
 }
 
-// fence fills the source by something slow on the model's stream, and writes it. With a
-// fence on an idle stream instead, which is none, stale bytes must be seen.
-func (r *ranks) fence(doorbell string) error {
-	const (
-		tries     = 500
-		size      = 64 << 10
-		scrap     = 16 << 20
-		perThread = 2
-	)
-	own, err := r.b.raw.stream()
-	if err != nil {
-		return err
-	}
-	idle, err := r.b.raw.stream()
-	if err != nil {
-		return err
-	}
-	src := r.b.src
-	copies := []gpu.Copy{{Dst: 0, Src: 0, Length: size / 2}, {Dst: size / 2, Src: size, Length: size / 2}}
-	for _, c := range []struct {
-		name   string
-		model  uintptr
-		stream uint64
-		given  bool
-		far    bool
-		fence  bool
-		tries  int
-	}{
-		{"given stream, relayed", own, uint64(own), true, true, true, tries},
-		{"given stream, direct", own, uint64(own), true, false, true, tries},
-		{"per-thread default stream, relayed", perThread, 0, true, true, true, tries},
-		{"per-thread default stream, direct", perThread, 0, true, false, true, tries},
-		{"no fence, relayed", own, uint64(idle), true, true, false, 100},
-	} {
-		target, stale := r.near, 0
-		if c.far {
-			target = r.far
-		}
-		for i := range c.tries {
-			value := byte(i%250 + 1)
-			for range 8 { // slower than the way
-				if err := r.b.raw.copy(gpu.Copy{Dst: src + 2*scrap, Src: src + scrap, Length: scrap}, c.model); err != nil {
-					return err
-				}
-			}
-			if err := r.b.raw.fill(src, value, 2*size, c.model); err != nil {
-				return err
-			}
-			if err := r.write(c.far, c.stream, c.given, copies); err != nil {
-				return fmt.Errorf("%s: %w", c.name, err)
-			}
-			a, err := target.ask(ask{Op: "stale", Bytes: size, Value: value})
-			if err != nil {
-				return err
-			}
-			if a.Stale > 0 {
-				stale++
-			}
-			if err := r.b.raw.sync(c.model); err != nil {
-				return err
-			}
-		}
-		x := sample{Group: "engine", Case: fmt.Sprintf("fence, %d tries", c.tries), Way: c.name + ", " + doorbell + " doorbell", Unit: "stale", Values: []float64{float64(stale)}, Want: "0"}
-		if !c.fence {
-			x.Want = "some"
-		}
-		r.b.report.add(x)
-		if c.fence == (stale > 0) {
-			return fmt.Errorf("%s: %d of %d stale, want %s", c.name, stale, c.tries, x.Want)
-		}
-	}
-	return nil
-}
-
 // restarts ends the relay and starts another, with a write over each, and looks at the
 // GPU's free memory.
 func (r *ranks) restarts() error {
 	x := sample{Group: "engine", Case: "relay restarted 20 times", Way: "GPU memory used beyond the first", Unit: "MiB"}
 	var first float64
-	copies := []gpu.Copy{{Length: 1 << 20}}
 	for i := range 21 {
 		if i > 0 {
 			if err := r.relay.close(); err != nil {
@@ -223,14 +157,8 @@ func (r *ranks) restarts() error {
 				return err
 			}
 		}
-		before := r.e.Stats().Relayed.Bytes
-		for end := time.Now().Add(5 * time.Second); r.e.Stats().Relayed.Bytes == before; {
-			if time.Now().After(end) {
-				return fmt.Errorf("restart %d: nothing was relayed", i)
-			}
-			if err := r.write(true, 0, false, copies); err != nil {
-				return fmt.Errorf("restart %d: %w", i, err)
-			}
+		if err := r.untilRelayed(); err != nil {
+			return fmt.Errorf("restart %d: %w", i, err)
 		}
 		free, total, err := r.b.raw.memory()
 		if err != nil {

@@ -14,7 +14,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -95,20 +94,16 @@ func run() error {
 			fmt.Printf("%s: FAILED: %v\n", g.name, err)
 		}
 		fmt.Printf("(%s: %.1fs)\n", g.name, time.Since(start).Seconds())
+		if _, err := r.write(*out); err != nil { // a later group may hang
+			return err
+		}
 	}
 	if err := b.close(); err != nil {
 		r.Failed = append(r.Failed, err.Error())
 	}
 	fmt.Print(r.table())
-	name := filepath.Join(*out, fmt.Sprintf("%s-%s.json", strings.ReplaceAll(strings.ToLower(b.info.Name), " ", "-"), r.Date[:10]))
-	text, err := json.MarshalIndent(r, "", "\t")
+	name, err := r.write(*out)
 	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(*out, 0o755); err != nil {
-		return err
-	}
-	if err := os.WriteFile(name, append(text, '\n'), 0o644); err != nil {
 		return err
 	}
 	fmt.Println("written:", name)

@@ -130,29 +130,39 @@ func besideModel(b *bench) error {
 		base = append(base, ms)
 	}
 	b.report.add(sample{Group: "beside a model", Case: "8192^3 bf16 product", Way: "alone", Unit: "ms", Values: base})
-	for _, c := range []struct {
+	type load struct {
 		blocks int
 		opts   cuda.Options
 		paced  float64 // bytes a second, 0 for as fast as it goes
 		n      int
 		size   uint64
 		want   string
-	}{
-		{1, cuda.Options{}, 50e9, 4096, 2 << 10, ""},
-		{2, cuda.Options{}, 50e9, 4096, 2 << 10, ""},
-		{4, cuda.Options{}, 50e9, 4096, 2 << 10, "<= 3 %"},
-		{8, cuda.Options{}, 50e9, 4096, 2 << 10, ""},
-		{16, cuda.Options{}, 50e9, 4096, 2 << 10, ""},
-		{4, cuda.Options{HighPriority: true}, 50e9, 4096, 2 << 10, ""},
-		{4, cuda.Options{Doorbell: cuda.KernelDoorbell}, 50e9, 4096, 2 << 10, ""},
-		{0, cuda.Options{}, 50e9, 1, 8 << 20, "<= 3 %"},
-		{1, cuda.Options{}, 0, 4096, 2 << 10, ""},
-		{2, cuda.Options{}, 0, 4096, 2 << 10, ""},
-		{4, cuda.Options{}, 0, 4096, 2 << 10, "<= 6 %"},
-		{8, cuda.Options{}, 0, 4096, 2 << 10, ""},
-		{16, cuda.Options{}, 0, 4096, 2 << 10, ""},
-		{4, cuda.Options{HighPriority: true}, 0, 4096, 2 << 10, ""},
-	} {
+	}
+	var loads []load
+	for _, paced := range []float64{50e9, 0} {
+		want := "<= 3 %"
+		if paced == 0 {
+			want = "<= 6 %"
+		}
+		for _, blocks := range []int{1, 2, 4, 8, 16} {
+			x := load{blocks: blocks, paced: paced, n: 4096, size: 2 << 10}
+			if blocks == 4 {
+				x.want = want
+			}
+			loads = append(loads, x)
+		}
+		for _, streams := range []int{1, 2, 4, 8} {
+			loads = append(loads, load{4, cuda.Options{Streams: streams}, paced, 4096, 2 << 10, ""})
+		}
+		for _, blocks := range []int{1, 2, 4} {
+			loads = append(loads, load{blocks, cuda.Options{HighPriority: true}, paced, 4096, 2 << 10, ""})
+		}
+		loads = append(loads,
+			load{4, cuda.Options{Doorbell: cuda.KernelDoorbell}, paced, 4096, 2 << 10, ""},
+			load{0, cuda.Options{}, paced, 1, 8 << 20, want},
+			load{0, cuda.Options{HighPriority: true}, paced, 1, 8 << 20, ""})
+	}
+	for _, c := range loads {
 		c.opts.GatherBlocks = c.blocks
 		s, err := b.sender(c.opts)
 		if err != nil {
@@ -167,6 +177,9 @@ func besideModel(b *bench) error {
 		way := "normal priority"
 		if c.opts.HighPriority {
 			way = "high priority"
+		}
+		if c.opts.Streams > 0 {
+			way += fmt.Sprintf(", streams: %d", c.opts.Streams)
 		}
 		if c.opts.Doorbell == cuda.KernelDoorbell {
 			way = "kernel doorbell"

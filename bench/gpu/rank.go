@@ -61,7 +61,11 @@ func serveRank(in io.Reader, out io.Writer) error {
 			if mem, err = d.Alloc(arenaBytes); err != nil {
 				return err
 			}
-			a.Name, a.Addr = e.Name(), mem
+			h, err := d.Export(mem)
+			if err != nil {
+				return err
+			}
+			a.Name, a.Addr, a.Handle = e.Name(), mem, h[:]
 			return e.Register(mem, arenaBytes, "")
 		case "poison":
 			return d.CopyIn(mem, bytes.Repeat([]byte{poison}, arenaBytes))
@@ -70,11 +74,6 @@ func serveRank(in io.Reader, out io.Writer) error {
 				source = randomBytes(q.Seed, q.Bytes)
 			}
 			return check(d, mem, source, q.Copies)
-		case "stale":
-			got := make([]byte, q.Bytes)
-			err = d.CopyOut(got, mem)
-			a.Stale = len(got) - bytes.Count(got, []byte{q.Value})
-			return err
 		}
 		return fmt.Errorf("no such operation: %q", q.Op)
 	}
@@ -110,6 +109,7 @@ type ranks struct {
 	far, near     *peer
 	farID, nearID railhop.SegmentID
 	farAt, nearAt uint64
+	farIn, nearIn uint64 // the targets' memory, imported: a look at it costs little
 }
 
 func (b *bench) ranks(doorbell string) (_ *ranks, err error) {
@@ -131,22 +131,24 @@ func (b *bench) ranks(doorbell string) (_ *ranks, err error) {
 	if err = r.e.Register(b.src, sourceBytes, ""); err != nil {
 		return nil, err
 	}
-	target := func(nic string) (*peer, railhop.SegmentID, uint64, error) {
-		p, err := startPeer(rankArg)
-		if err != nil {
-			return nil, 0, 0, err
+	target := func(nic string) (p *peer, id railhop.SegmentID, at, in uint64, err error) {
+		if p, err = startPeer(rankArg); err != nil {
+			return nil, 0, 0, 0, err
 		}
 		a, err := p.ask(ask{Op: "open", NIC: nic})
 		if err != nil {
-			return p, 0, 0, err
+			return p, 0, 0, 0, err
 		}
-		id, err := r.e.OpenSegment(context.Background(), a.Name)
-		return p, id, a.Addr, err
+		if in, err = b.device.Import(gpu.Handle(a.Handle), arenaBytes); err != nil {
+			return p, 0, 0, 0, err
+		}
+		id, err = r.e.OpenSegment(context.Background(), a.Name)
+		return p, id, a.Addr, in, err
 	}
-	if r.far, r.farID, r.farAt, err = target("m1=127.0.2.2"); err != nil {
+	if r.far, r.farID, r.farAt, r.farIn, err = target("m1=127.0.2.2"); err != nil {
 		return r, err
 	}
-	r.near, r.nearID, r.nearAt, err = target("m0=127.0.2.1")
+	r.near, r.nearID, r.nearAt, r.nearIn, err = target("m0=127.0.2.1")
 	return r, err
 }
 
@@ -162,6 +164,11 @@ func (r *ranks) close() error {
 	if r.e != nil {
 		err = r.e.Close()
 	}
+	for _, in := range []uint64{r.farIn, r.nearIn} {
+		if in != 0 {
+			err = errors.Join(err, r.b.device.CloseImport(in))
+		}
+	}
 	for _, p := range []*peer{r.relay, r.far, r.near} {
 		if p != nil {
 			err = errors.Join(err, p.close())
@@ -173,13 +180,17 @@ func (r *ranks) close() error {
 // write moves copies, whose places are offsets in the source and the target, and waits.
 // stream is a stream of the model's, if given.
 func (r *ranks) write(far bool, stream uint64, given bool, copies []gpu.Copy) error {
+	return r.writeFrom(r.b.src, far, stream, given, copies)
+}
+
+func (r *ranks) writeFrom(src uint64, far bool, stream uint64, given bool, copies []gpu.Copy) error {
 	id, at := r.nearID, r.nearAt
 	if far {
 		id, at = r.farID, r.farAt
 	}
 	reqs := make([]railhop.Request, len(copies))
 	for i, c := range copies {
-		reqs[i] = railhop.Request{Op: railhop.Write, Source: r.b.src + c.Src, Target: id, TargetAddr: at + c.Dst, Length: c.Length}
+		reqs[i] = railhop.Request{Op: railhop.Write, Source: src + c.Src, Target: id, TargetAddr: at + c.Dst, Length: c.Length}
 	}
 	batch := r.e.NewBatch(len(reqs))
 	var err error

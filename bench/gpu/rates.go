@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -47,40 +48,49 @@ func contiguous(b *bench) error {
 		}
 		return n * slotBytes / time.Since(start).Seconds(), nil
 	}
-	var one [arenaSlots][]gpu.Copy
-	for i := range one {
-		one[i] = []gpu.Copy{piece(uint64(i))}
+	// The sources of pieces lie back to back, as those of a long write do, or apart.
+	source := func(apart uint64) func(slot uint64) []gpu.Copy {
+		var one [arenaSlots][]gpu.Copy
+		for i := range one {
+			c := piece(uint64(i))
+			c.Src = b.src + uint64(i)*apart
+			one[i] = []gpu.Copy{c}
+		}
+		return func(slot uint64) []gpu.Copy { return one[slot] }
 	}
-	ways := []struct {
+	type way struct {
 		name string
 		run  func() (float64, error)
-	}{
+	}
+	ways := []way{
 		{"bare copies, one stream", func() (float64, error) { return bare(1) }},
 		{"bare copies, two streams", func() (float64, error) { return bare(2) }},
 	}
+	const asEngine = "ring, a doorbell for 6, as the engine"
 	for _, w := range []struct {
 		name     string
 		opts     cuda.Options
 		together uint64
+		apart    uint64
 	}{
-		{"ring, one stream, a doorbell each", cuda.Options{Streams: 1}, 1},
-		{"ring, one stream, a doorbell for 4", cuda.Options{Streams: 1}, 4},
-		{"ring, a doorbell each", cuda.Options{}, 1},
-		{"ring, a doorbell for 2", cuda.Options{}, 2},
-		{"ring, a doorbell for 4", cuda.Options{}, 4},
-		{"ring, a doorbell for 6", cuda.Options{}, 6},
+		{"ring, one stream, a doorbell each", cuda.Options{Streams: 1}, 1, slotBytes},
+		{"ring, one stream, a doorbell for 6", cuda.Options{Streams: 1}, 6, slotBytes},
+		{"ring, a doorbell each", cuda.Options{}, 1, slotBytes},
+		{"ring, a doorbell for 3", cuda.Options{}, 3, slotBytes},
+		{asEngine, cuda.Options{}, 6, slotBytes},
+		{"ring, sources apart, a doorbell each", cuda.Options{}, 1, 2 * slotBytes},
+		{"ring, sources apart, a doorbell for 3", cuda.Options{}, 3, 2 * slotBytes},
+		{asEngine + ", sources apart", cuda.Options{}, 6, 2 * slotBytes},
 	} {
 		s, err := b.sender(w.opts)
 		if err != nil {
 			return err
 		}
 		defer s.close()
-		ways = append(ways, struct {
-			name string
-			run  func() (float64, error)
-		}{w.name, func() (rate float64, err error) {
+		pieces := source(w.apart)
+		ways = append(ways, way{w.name, func() (rate float64, err error) {
 			err = s.echoing(func() error {
-				rate, err = s.ring(n, w.together, func(slot uint64) []gpu.Copy { return one[slot] })
+				rate, err = s.ring(n, w.together, pieces)
 				return err
 			})
 			return rate, err
@@ -98,7 +108,7 @@ func contiguous(b *bench) error {
 	}
 	for i, w := range ways {
 		s := sample{Group: "contiguous", Case: "1 x 8 MiB", Way: w.name, Unit: "GB/s", Values: values[i]}
-		if i >= 2 {
+		if strings.HasPrefix(w.name, asEngine) {
 			s.Want = fmt.Sprintf(">= %.0f, 0.9 of the better bare", 0.9*max(sample{Values: values[0]}.median(), sample{Values: values[1]}.median()))
 		}
 		b.report.add(s)
@@ -123,7 +133,7 @@ func gather(b *bench) error {
 	for _, c := range cases {
 		name := fmt.Sprintf("%d x %s", c.n, sizeText(c.size))
 		piece := b.pages(c.n, c.size)
-		bytes := float64(c.size) * float64(c.n)
+		bytes, batch := float64(c.size)*float64(c.n), 0.0
 		if b.raw.batch.Found() || b.raw.batchV2.Found() {
 			stream, err := b.raw.stream()
 			if err != nil {
@@ -143,7 +153,9 @@ func gather(b *bench) error {
 				}
 				values = append(values, n*bytes/time.Since(start).Seconds()/1e9)
 			}
-			b.report.add(sample{Group: "gather", Case: name, Way: "cuMemcpyBatchAsync", Unit: "GB/s", Values: values})
+			x := sample{Group: "gather", Case: name, Way: "cuMemcpyBatchAsync", Unit: "GB/s", Values: values}
+			batch = x.median()
+			b.report.add(x)
 		}
 		for _, blocks := range []int{1, 2, 4, 8, 16, allBlocks} {
 			for _, way := range []struct {
@@ -151,6 +163,7 @@ func gather(b *bench) error {
 				opts cuda.Options
 			}{
 				{"kernel, stream doorbell", cuda.Options{}},
+				{"kernel, stream doorbell, one stream", cuda.Options{Streams: 1}},
 				{"kernel, stream doorbell, high priority", cuda.Options{HighPriority: true}},
 				{"kernel, kernel doorbell", cuda.Options{Doorbell: cuda.KernelDoorbell}},
 			} {
@@ -159,8 +172,9 @@ func gather(b *bench) error {
 				}
 				way.opts.GatherBlocks = blocks
 				s := sample{Group: "gather", Case: name, Way: way.name, Blocks: blocks, Unit: "GB/s"}
-				if w := c.wants[blocks]; w > 0 {
-					s.Want = fmt.Sprintf(">= %d", w)
+				wanted := c.wants[blocks] > 0
+				if wanted {
+					s.Want = fmt.Sprintf(">= %d", c.wants[blocks])
 				}
 				if blocks == allBlocks {
 					s.Blocks, s.Way = 0, way.name+", all blocks"
@@ -173,7 +187,19 @@ func gather(b *bench) error {
 				if s.Values, err = b.rates(way.opts, n, piece); err != nil {
 					return fmt.Errorf("%s, %s: %w", s.Case, s.Way, err)
 				}
+				if wanted && way.opts == (cuda.Options{GatherBlocks: blocks}) {
+					if s.Engine, err = b.engineRates(way.opts, piece); err != nil {
+						return fmt.Errorf("%s, %s, engine: %w", s.Case, s.Way, err)
+					}
+				}
 				b.report.add(s)
+				if batch > 0 && blocks == 4 && way.opts == (cuda.Options{GatherBlocks: 4}) {
+					x := sample{Group: "gather", Case: name, Way: "kernel, stream doorbell, over the batch call", Blocks: 4, Unit: "times", Values: []float64{s.median() / batch}}
+					if c.size == 2<<10 {
+						x.Want = ">= 200"
+					}
+					b.report.add(x)
+				}
 			}
 		}
 	}
@@ -211,6 +237,7 @@ func layingOut(b *bench) error {
 		return err
 	}
 	defer s.close()
+	medians := map[int]float64{}
 	for _, c := range []struct {
 		n    int
 		size uint64
@@ -229,7 +256,9 @@ func layingOut(b *bench) error {
 			}
 			values = append(values, float64(time.Since(start).Nanoseconds())/1e3)
 		}
-		b.report.add(sample{Group: "laying out", Case: fmt.Sprintf("%d x %s", c.n, sizeText(c.size)), Way: "one call of Copy", Unit: "us", Values: values})
+		x := sample{Group: "laying out", Case: fmt.Sprintf("%d x %s", c.n, sizeText(c.size)), Way: "one call of Copy", Unit: "us", Values: values}
+		medians[c.n] = x.median()
+		b.report.add(x)
 	}
 	block, err := controlBlock()
 	if err != nil {
@@ -249,13 +278,17 @@ func layingOut(b *bench) error {
 		}
 		values = append(values, float64(time.Since(start).Nanoseconds())/1e3)
 	}
-	b.report.add(sample{Group: "laying out", Case: "4096 x 2 KiB", Way: "descriptor of the lane", Unit: "us", Values: values})
+	x := sample{Group: "laying out", Case: "4096 x 2 KiB", Way: "descriptor of the lane", Unit: "us", Values: values}
+	b.report.add(x)
+	b.report.add(sample{
+		Group: "laying out", Case: "4096 x 2 KiB", Way: "table and descriptor: without the launch, which is the call for 2",
+		Unit: "us", Values: []float64{medians[4096] - medians[2] + x.median()}, Want: "<= 8",
+	})
 	return nil
 }
 
 func controlBlock() (*shmabi.ControlBlock, error) {
-	const bytes = 9 << 20
-	mem, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
+	mem, err := unix.Mmap(-1, 0, controlBytes(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
 	if err != nil {
 		return nil, err
 	}

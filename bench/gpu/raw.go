@@ -13,6 +13,8 @@ import (
 type raw struct {
 	streamCreate, streamSynchronize, memcpyAsync, memset, write64 dl.Proc
 	memGetInfo, batch, batchV2                                    dl.Proc
+	beginCapture, endCapture, instantiate, launch, destroyGraph   dl.Proc
+	ctxGetCurrent, ctxSetCurrent                                  dl.Proc
 
 	mem  []byte // for out-parameters and arrays
 	args [dl.MaxArgs]uintptr
@@ -38,6 +40,13 @@ func bindRaw() (*raw, error) {
 		{Names: []string{"cuMemGetInfo_v2"}, Target: &r.memGetInfo},
 		{Names: []string{"cuMemsetD8Async"}, Target: &r.memset},
 		{Names: []string{"cuStreamWriteValue64_v2", "cuStreamWriteValue64"}, Target: &r.write64},
+		{Names: []string{"cuStreamBeginCapture_v2"}, Target: &r.beginCapture},
+		{Names: []string{"cuStreamEndCapture"}, Target: &r.endCapture},
+		{Names: []string{"cuGraphInstantiateWithFlags"}, Target: &r.instantiate, Optional: true},
+		{Names: []string{"cuGraphLaunch"}, Target: &r.launch, Optional: true},
+		{Names: []string{"cuGraphDestroy"}, Target: &r.destroyGraph},
+		{Names: []string{"cuCtxGetCurrent"}, Target: &r.ctxGetCurrent},
+		{Names: []string{"cuCtxSetCurrent"}, Target: &r.ctxSetCurrent},
 		{Names: []string{"cuMemcpyBatchAsync_v2"}, Target: &r.batchV2, Optional: true},
 		{Names: []string{"cuMemcpyBatchAsync"}, Target: &r.batch, Optional: true},
 	}); err != nil {
@@ -61,6 +70,40 @@ func (r *raw) stream() (uintptr, error) {
 	const nonBlocking = 1
 	err := r.call("cuStreamCreateWithPriority", r.streamCreate, r.at(rawOut), nonBlocking, 0)
 	return uintptr(wordAt(r.mem, rawOut).Load()), err
+}
+
+// current is the calling thread's context.
+func (r *raw) current() (uintptr, error) {
+	err := r.call("cuCtxGetCurrent", r.ctxGetCurrent, r.at(rawOut))
+	return uintptr(wordAt(r.mem, rawOut).Load()), err
+}
+
+func (r *raw) setCurrent(context uintptr) error {
+	return r.call("cuCtxSetCurrent", r.ctxSetCurrent, context)
+}
+
+// capture begins a graph in global mode, which forbids what could be unsafe to all
+// threads. The returned function ends it, and runs the graph.
+func (r *raw) capture(stream uintptr) (end func() error, err error) {
+	const global = 0
+	return func() error {
+		if err := r.call("cuStreamEndCapture", r.endCapture, stream, r.at(rawOut)); err != nil {
+			return err
+		}
+		graph := uintptr(wordAt(r.mem, rawOut).Load())
+		if r.instantiate.Found() && r.launch.Found() {
+			if err := r.call("cuGraphInstantiate", r.instantiate, r.at(rawOut), graph, 0); err != nil {
+				return err
+			}
+			if err := r.call("cuGraphLaunch", r.launch, uintptr(wordAt(r.mem, rawOut).Load()), stream); err != nil {
+				return err
+			}
+			if err := r.sync(stream); err != nil {
+				return err
+			}
+		}
+		return r.call("cuGraphDestroy", r.destroyGraph, graph)
+	}, r.call("cuStreamBeginCapture", r.beginCapture, stream, global)
 }
 
 // memory is of the device, in bytes.

@@ -36,7 +36,6 @@ type ask struct {
 	Copies []gpu.Copy // for check: source offsets, arena offsets
 
 	NIC, Registry, Doorbell string // of a rank
-	Value                   byte
 }
 
 type answer struct {
@@ -44,7 +43,6 @@ type answer struct {
 	Handle []byte
 	Name   string // of a rank's segment
 	Addr   uint64
-	Stale  int
 }
 
 const (
@@ -57,6 +55,10 @@ const (
 func serveRelay(in io.Reader, out io.Writer) error {
 	runtime.LockOSThread()
 	p, err := cuda.Open(cuda.Options{})
+	if err != nil {
+		return err
+	}
+	block, err := unix.Mmap(4, 0, controlBytes(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return err
 	}
@@ -98,6 +100,11 @@ func serveRelay(in io.Reader, out io.Writer) error {
 			if q.Page >= 0 && q.Page < sharedPages {
 				echo(shared[q.Page*os.Getpagesize():])
 			}
+		case "lane": // likewise
+			if err := answers.Encode(a); err != nil {
+				return err
+			}
+			err = serveLane(block, wordAt(shared, stopWord))
 		case "poison":
 			err = d.CopyIn(arena, bytes.Repeat([]byte{poison}, arenaBytes))
 		case "check":

@@ -30,7 +30,8 @@ type sample struct {
 	Blocks int    `json:",omitempty"`
 	Unit   string
 	Values []float64
-	Want   string `json:",omitempty"` // what was asked for, such as ">= 120"
+	Engine []float64 `json:",omitempty"` // the same through the engine's way
+	Want   string    `json:",omitempty"` // what was asked for, such as ">= 120"
 }
 
 func (s sample) median() float64 {
@@ -43,7 +44,7 @@ func (s sample) median() float64 {
 
 func (r *report) add(s sample) {
 	r.Samples = append(r.Samples, s)
-	fmt.Printf("  %-14s %-24s %-44s %4s %s\n", s.Group, s.Case, s.Way, blocksText(s.Blocks), s.text())
+	fmt.Printf("  %-14s %-24s %-44s %4s %s %s\n", s.Group, s.Case, s.Way, blocksText(s.Blocks), s.text(), s.engine().text())
 }
 
 func blocksText(n int) string {
@@ -53,10 +54,13 @@ func blocksText(n int) string {
 	return fmt.Sprint(n)
 }
 
+// engine is the second column.
+func (s sample) engine() sample { return sample{Unit: s.Unit, Values: s.Engine} }
+
 func (s sample) text() string {
 	v := slices.Sorted(slices.Values(s.Values))
 	if len(v) == 0 {
-		return "-"
+		return ""
 	}
 	text := fmt.Sprintf("%s %s", number(s.median()), s.Unit)
 	if len(v) > 1 {
@@ -80,13 +84,23 @@ func (r *report) table() string {
 	for _, failed := range r.Failed {
 		fmt.Fprintf(&b, "\nFailed: %s\n", failed)
 	}
-	group := ""
+	group, engine := "", false
 	for _, s := range r.Samples {
 		if s.Group != group {
 			group = s.Group
-			fmt.Fprintf(&b, "\n### %s\n\n| what | how | blocks | measured | wanted |\n| --- | --- | --- | --- | --- |\n", strings.ToUpper(group[:1])+group[1:])
+			engine = slices.ContainsFunc(r.Samples, func(o sample) bool { return o.Group == group && len(o.Engine) > 0 })
+			fmt.Fprintf(&b, "\n### %s\n\n", strings.ToUpper(group[:1])+group[1:])
+			if engine {
+				b.WriteString("| what | how | blocks | measured | through path/pxn | wanted |\n| --- | --- | --- | --- | --- | --- |\n")
+			} else {
+				b.WriteString("| what | how | blocks | measured | wanted |\n| --- | --- | --- | --- | --- |\n")
+			}
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", s.Case, s.Way, blocksText(s.Blocks), s.text(), s.Want)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |", s.Case, s.Way, blocksText(s.Blocks), s.text())
+		if engine {
+			fmt.Fprintf(&b, " %s |", s.engine().text())
+		}
+		fmt.Fprintf(&b, " %s |\n", s.Want)
 	}
 	return b.String()
 }
@@ -98,7 +112,8 @@ Written by ` + "`go run ./bench/gpu -docs`" + ` from bench/gpu/results; do not e
 Two processes share one GPU: a sender, and a relay whose arena the sender has imported. A *ring* is pieces of 8 MiB, 18 slots
 in flight, each with its number stored in shared memory behind its bytes and echoed by the relay, which launches nothing
 meanwhile. *Stream doorbell* is a stream memory operation behind the copies; *kernel doorbell* is a store by the gather kernel
-itself. Rates are of payload. Before it measures, a run compares every byte of spans of all sizes and alignments. One GPU
+itself. In the column *through path/pxn* the same pieces go through the engine's relayed way, to a relay that takes each as sent
+at once: queue, packing, descriptor, copy, doorbell, completion. Rates are of payload. Before it measures, a run compares every byte of spans of all sizes and alignments. One GPU
 says nothing about NVLink, nor about a NIC's reads.
 
 *Engine* is whole writes in four processes that share the GPU and are time-sliced on it: a sender, a relay, and a target on the
@@ -106,6 +121,19 @@ rail of each. The wire is TCP of software NICs on loopback, which copy GPU memor
 are right and the fence holds, and its rates are the wire's, not the engine's beside a real NIC.
 
 `
+
+// write writes the JSON file, whose name it returns.
+func (r *report) write(folder string) (name string, err error) {
+	name = filepath.Join(folder, fmt.Sprintf("%s-%s.json", strings.ReplaceAll(strings.ToLower(r.Device.Name), " ", "-"), r.Date[:10]))
+	text, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return "", err
+	}
+	return name, os.WriteFile(name, append(text, '\n'), 0o644)
+}
 
 // render makes the page from all results, by name.
 func render(folder string) (string, error) {

@@ -52,7 +52,7 @@ type Options struct {
 	// Zero means where that is faster than the kernel: about 700 KiB with 4 blocks.
 	EngineBytes uint64
 	// Streams is how many CUDA streams long operations that follow each other take
-	// turns on, 32 at most. Zero means 4. Launches of the gather kernel are such
+	// turns on, 32 at most. Zero means 6. Launches of the gather kernel are such
 	// operations too, each of GatherBlocks blocks.
 	Streams int
 	// NoKernel leaves all copies to the copy engines.

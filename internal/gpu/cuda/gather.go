@@ -9,10 +9,9 @@ import (
 
 const (
 	// tableSpans is enough for 16 batches at their worst, 4096 spans of which many
-	// are cut, or 32 of 4096 that are not. A stream that takes turns with others has
-	// a share of those.
+	// are cut, or 32 of 4096 that are not. Streams that take turns have fewer each.
 	tableSpans = 1 << 17
-	sideSpans  = tableSpans / defaultStreams
+	sideSpans  = 1 << 15
 	// tableBatches is how many launches may be underway.
 	tableBatches = 64
 	spanBytes    = 24

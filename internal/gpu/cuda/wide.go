@@ -22,8 +22,11 @@ import "github.com/railhop/railhop/internal/gpu"
 const (
 	// wideBytes is the length from which on a copy, or what a launch copies, is long.
 	wideBytes = 2 << 20
-	// defaultStreams is how many CUDA streams a stream has beside the bell's.
-	defaultStreams = 4
+	// defaultStreams is how many CUDA streams a stream has beside the bell's: enough
+	// for 50 GB/s of launches that wait for products of 1.6 ms, as measured on an H200.
+	defaultStreams = 6
+	// copyStreams is how many of them long copies use: more do not make them faster.
+	copyStreams = 4
 	// wideRecent is after how many copies the streams wait for each other anyway.
 	wideRecent = 32
 	// wideBatch is how many copies of a batch are dealt out one by one.
@@ -151,6 +154,9 @@ func (s *Stream) long(c *gpu.Copy, loose bool) error {
 			return err
 		}
 		w.turn = 1
+	}
+	if w.turn >= copyStreams {
+		w.turn = 0
 	}
 	me := w.turn
 	if len(w.recent[me]) == wideRecent || w.touched(c) {
