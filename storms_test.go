@@ -5,9 +5,11 @@ import (
 	"log/slog"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/railhop/railhop/internal/handshake"
 	"github.com/railhop/railhop/internal/wire"
 )
 
@@ -123,6 +125,59 @@ func TestBadRequests(t *testing.T) {
 	}
 	balance(t, s)
 	if err := r.sender.close(); err != nil { // counts what is left of queue pairs and memory
+		t.Error(err)
+	}
+}
+
+// TestStormOfHandshakes is of case D20: 240 peers shake hands at once with an engine
+// that is at work. All get queue pairs, and none is in the way of its writes.
+func TestStormOfHandshakes(t *testing.T) {
+	const peers = 240
+	target, name := start(t, targetSettings(), t.TempDir())
+	r := newRig(t, target, name, small, nil)
+	defer r.log.end()
+	r.open(options{set: settings{"MC_PXN_ENABLE": "0"}})
+	r.twice()
+	var d handshake.Dialer
+	desc, err := d.Describe(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nic := desc.Devices[0]
+	paths := make([][]uint32, peers)
+	var wg sync.WaitGroup
+	for i := range peers {
+		wg.Go(func() {
+			ready := false
+			reply, err := d.Connect(t.Context(), name, wire.HandShake{
+				LocalNICPath: fmt.Sprintf("127.0.0.1:%d@%s", i+1, nic.Name), PeerNICPath: name + "@" + nic.Name,
+				LocalLID: nic.LID, LocalGID: nic.GID, QPNum: []uint32{uint32(2*i + 1), uint32(2*i + 2)}, ReadyAck: &ready,
+			})
+			if err != nil {
+				t.Errorf("peer %d: %v", i, err)
+			}
+			paths[i] = reply.QPNum
+		})
+	}
+	for range 20 {
+		r.write()
+	}
+	wg.Wait()
+	seen := make(map[uint32]int)
+	for i, nums := range paths {
+		if len(nums) != 2 {
+			t.Fatalf("peer %d got queue pairs %v, want two", i, nums)
+		}
+		for _, num := range nums {
+			if other, ok := seen[num]; ok {
+				t.Errorf("peers %d and %d got queue pair %d", other, i, num)
+			}
+			seen[num] = i
+		}
+	}
+	r.twice()
+	balance(t, r.sender.engine.Stats())
+	if err := r.sender.close(); err != nil {
 		t.Error(err)
 	}
 }
