@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
-	"strconv"
 	"time"
 
 	"github.com/railhop/railhop/internal/config"
@@ -183,48 +182,15 @@ func (c Config) validate() error {
 	return nil
 }
 
-// topology makes up a matrix for devices that do not say where they are: NICs
-// on a GPU's own NUMA node are preferred, or, where nodes are unknown, the NIC
-// of the same ordinal, as on a node with a NIC near each GPU.
-func topology(gpus []gpu.Info, nics []nic.Attr) map[string][2][]string {
-	matrix := make(map[string][2][]string)
-	var all []string
-	for _, n := range nics {
-		all = append(all, n.Name)
-	}
-	matrix["cpu:0"] = [2][]string{all, {}}
-	for _, g := range gpus {
-		near := func(i int) bool { return nics[i].NUMA == g.NUMA }
-		if g.NUMA < 0 || !anyOf(len(nics), near) {
-			near = func(i int) bool { return i == g.Index%len(nics) }
-		}
-		entry := [2][]string{{}, {}}
-		for i, n := range nics {
-			if near(i) {
-				entry[0] = append(entry[0], n.Name)
-			} else {
-				entry[1] = append(entry[1], n.Name)
-			}
-		}
-		matrix["cuda:"+strconv.Itoa(g.Index)] = entry
-	}
-	return matrix
-}
-
-func anyOf(n int, f func(int) bool) bool {
-	for i := range n {
-		if f(i) {
-			return true
-		}
-	}
-	return false
-}
-
-// localNICs is what [plan.NewRails] wants to know.
+// localNICs is what [plan.NewRails] wants to know. A NIC whose port is down names no
+// subnet.
 func localNICs(devices []nic.Device) []plan.NIC {
 	var all []plan.NIC
 	for _, d := range devices {
 		port := d.Port()
+		if port.State != nic.PortActive {
+			continue
+		}
 		all = append(all, plan.NIC{Device: d.Attr().Name, GID: netip.AddrFrom16(port.GID), Subnet: port.Subnet})
 	}
 	return all

@@ -192,27 +192,19 @@ func (e *Engine) listen() (err error) {
 // connect sets up the direct way.
 func (e *Engine) connect() error {
 	env := e.cfg.Settings
-	var attrs []nic.Attr
 	var opened []nic.Device
 	var devices []wire.Device
 	maxMR := uint64(env.RDMA.MaxMRSize)
 	for _, d := range e.devices {
 		attr, port := d.Attr(), d.Port()
-		attrs, opened = append(attrs, attr), append(opened, d)
+		opened = append(opened, d)
 		devices = append(devices, wire.Device{Name: attr.Name, LID: port.LID, GID: port.GID.String()})
 		maxMR = min(maxMR, attr.MaxMR)
 	}
 	e.rails = plan.NewRails(env.PXN.RailMap, localNICs(opened))
-	gpus, err := e.host.gpuInfos()
+	matrix, err := e.matrix()
 	if err != nil {
 		return err
-	}
-	matrix, err := e.givenTopology(gpus)
-	if err != nil {
-		return err
-	}
-	if matrix == nil {
-		matrix = topology(gpus, attrs)
 	}
 	e.cfg.Topology = matrix
 	e.local, err = segment.NewLocal(segment.LocalOptions{

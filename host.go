@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/railhop/railhop/internal/config"
 	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/gpu/cuda"
 	"github.com/railhop/railhop/internal/gpu/softgpu"
@@ -31,6 +33,7 @@ type host struct {
 	gpus gpu.Provider
 	far  deviceMemory // for NICs that are software
 
+	filters   []config.Device // MC_TE_FILTERS
 	transport transport
 	poller    *tcp.Poller // where the pump parks if that is TCP
 
@@ -59,7 +62,7 @@ type hostKey struct {
 	soft, verbs, cuda, auto bool
 	softNICs, softGPUs      string
 	group, registry         string
-	protocol                string
+	protocol, filters       string
 	forceTCP, forceHCA      bool
 	nics                    nic.Provider
 	gpus                    gpu.Provider
@@ -80,7 +83,8 @@ func joinHost(cfg Config) (*host, error) {
 		softNICs: p.SoftNICs, softGPUs: p.SoftGPUs,
 		group: cfg.Settings.PXN.GroupID, registry: cfg.Registry,
 		protocol: cfg.Protocol, forceTCP: cfg.Settings.Transport.ForceTCP, forceHCA: cfg.Settings.Transport.ForceHCA,
-		nics: cfg.NICs, gpus: cfg.GPUs,
+		filters: fmt.Sprint(cfg.Settings.Transport.Filters),
+		nics:    cfg.NICs, gpus: cfg.GPUs,
 	}
 	hosts.mu.Lock()
 	defer hosts.mu.Unlock()
@@ -88,7 +92,7 @@ func joinHost(cfg Config) (*host, error) {
 		h.refs++
 		return h, nil
 	}
-	h := &host{key: key, refs: 1, log: cfg.Logger, nics: cfg.NICs, gpus: cfg.GPUs, devices: make(map[string]*device), stopped: make(chan struct{})}
+	h := &host{key: key, refs: 1, log: cfg.Logger, nics: cfg.NICs, gpus: cfg.GPUs, filters: cfg.Settings.Transport.Filters, devices: make(map[string]*device), stopped: make(chan struct{})}
 	if err := h.findProviders(cfg); err != nil {
 		return nil, err
 	}
@@ -248,14 +252,14 @@ func (h *host) open(names []string) ([]*device, error) {
 	if len(names) == 0 {
 		names = known
 	}
-	if len(names) == 0 {
-		return nil, fmt.Errorf("%w: the %s provider has no NIC", ErrNoProvider, h.nics.Name())
+	if names = allowed(names, h.filters); len(names) == 0 {
+		return nil, fmt.Errorf("%w: the %s provider has no NIC that may be used, of %q", ErrNoProvider, h.nics.Name(), known)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var opened []*device
 	for _, name := range names {
-		if !slices.Contains(known, name) {
+		if base, _, _ := strings.Cut(name, ":"); !slices.Contains(known, base) {
 			h.releaseLocked(opened)
 			return nil, fmt.Errorf("railhop: NIC %q is not there: want some of %q: %w", name, known, nic.ErrNoDevice)
 		}

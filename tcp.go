@@ -23,11 +23,9 @@ const tcpCloseWait = 200 * time.Millisecond
 func (e *Engine) connectTCP() (err error) {
 	env := e.cfg.Settings
 	e.rails = plan.NewRails(env.PXN.RailMap, nil)
-	gpus, err := e.host.gpuInfos()
-	if err != nil {
+	if e.cfg.Topology, err = e.matrix(); err != nil {
 		return err
 	}
-	e.cfg.Topology = topology(gpus, nil)
 	e.data, err = tcp.Listen(tcp.ServerOptions{PortMin: env.Names.MinRPCPort, PortMax: env.Names.MaxRPCPort, Log: e.log})
 	if err != nil {
 		return err

@@ -2,58 +2,14 @@ package railhop
 
 import (
 	"fmt"
-	"os"
 	"slices"
+	"strings"
 
+	"github.com/railhop/railhop/internal/config"
 	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/nic"
-	"github.com/railhop/railhop/internal/wire"
+	"github.com/railhop/railhop/internal/topo"
 )
-
-// givenTopology is the matrix that the configuration gives, or nil. A file's
-// locations are those of the host: its "cuda:5" is the sixth GPU of the host, and
-// not of those that are visible here. The result has our own ordinals, and no NIC
-// that is not used here. A NIC that the host does not have is an error.
-func (e *Engine) givenTopology(gpus []gpu.Info) (map[string][2][]string, error) {
-	matrix, path := e.cfg.Topology, e.cfg.Settings.Transport.TopologyFile
-	from := "Topology"
-	if matrix == nil && path != "" {
-		from = "MC_CUSTOM_TOPO_JSON, " + path
-		text, err := os.ReadFile(path)
-		if err == nil {
-			matrix, err = wire.DecodeMatrix(text)
-		}
-		if err != nil {
-			e.log.Warn("setting not taken", "variable", "MC_CUSTOM_TOPO_JSON", "value", path, "valid", "path of a JSON file with a topology", "err", err)
-			return nil, nil
-		}
-	}
-	if matrix == nil {
-		return nil, nil
-	}
-	known, err := e.host.nics.Devices()
-	if err != nil {
-		return nil, fmt.Errorf("railhop: list NICs: %w", err)
-	}
-	used := e.nicNames()
-	here := make(map[string][2][]string, len(matrix))
-	for location, lists := range matrix {
-		var mine [2][]string
-		for i, names := range lists {
-			mine[i] = []string{}
-			for _, name := range names {
-				if !slices.Contains(known, name) {
-					return nil, fmt.Errorf("railhop: %s: NIC %q of location %q is not there: want some of %q: %w", from, name, location, known, nic.ErrNoDevice)
-				}
-				if slices.Contains(used, name) {
-					mine[i] = append(mine[i], name)
-				}
-			}
-		}
-		here[location] = mine
-	}
-	return visible(here, gpus), nil
-}
 
 // LocalTopology is the matrix of this host's memory and NICs that an engine with these
 // settings would go by. It opens no port.
@@ -65,42 +21,116 @@ func LocalTopology(cfg Config) (map[string][2][]string, error) {
 	}
 	e := &Engine{cfg: cfg, log: cfg.Logger, host: h}
 	defer func() { h.leave(cfg.CloseWait) }()
-	gpus, err := h.gpuInfos()
-	if err != nil {
-		return nil, err
-	}
-	var attrs []nic.Attr
 	if !h.transport.tcp {
 		if e.devices, err = h.open(cfg.Devices); err != nil {
 			return nil, err
 		}
 		defer func() { h.release(e.devices) }()
-		matrix, err := e.givenTopology(gpus)
-		if err != nil || matrix != nil {
-			return matrix, err
-		}
 	}
+	return e.matrix()
+}
+
+// matrix maps locations to NICs: as the configuration gives it, or else as they are
+// found on this host.
+func (e *Engine) matrix() (topo.Matrix, error) {
+	gpus, err := e.host.gpuInfos()
+	if err != nil {
+		return nil, err
+	}
+	var attrs []nic.Attr
 	for _, d := range e.devices {
 		attrs = append(attrs, d.Attr())
 	}
-	return topology(gpus, attrs), nil
+	m := e.host.machine(gpus)
+	if len(e.devices) > 0 {
+		given, err := e.givenTopology(m, gpus)
+		if err != nil || given != nil {
+			return given, err
+		}
+	}
+	matrix := topo.Played(gpus, attrs)
+	if m == nil {
+		return matrix, nil
+	}
+	for location := range matrix {
+		if strings.HasPrefix(location, "cpu:") {
+			delete(matrix, location)
+		}
+	}
+	for location, lists := range m.Matrix(e.nicNames()) {
+		matrix[location] = lists
+	}
+	return matrix, nil
 }
 
-// visible gives the GPUs of a matrix the ordinals that they have in this process.
-func visible(matrix map[string][2][]string, gpus []gpu.Info) map[string][2][]string {
-	if !slices.ContainsFunc(gpus, func(g gpu.Info) bool { return g.HostIndex >= 0 && g.HostIndex != g.Index }) {
-		return matrix
+// machine is where the hardware is, or nil if NICs are played or sysfs is not there.
+// GPUs that are played are not in it.
+func (h *host) machine(gpus []gpu.Info) *topo.Machine {
+	if h.nics != nil && h.nics.Name() != "verbs" {
+		return nil
 	}
-	ours := make(map[string][2][]string, len(matrix))
-	for name, lists := range matrix {
-		if len(name) < 5 || name[:5] != "cuda:" {
-			ours[name] = lists
+	if h.gpus == nil || h.gpus.Name() != "cuda" {
+		gpus = nil
+	}
+	m, err := topo.ReadPlaces(topo.Host(), gpus)
+	if err != nil {
+		h.log.Info("no topology: GPUs and NICs are told apart by what they say", "err", err)
+		return nil
+	}
+	return m
+}
+
+// givenTopology is the matrix that the configuration gives, or nil. A NIC that the host
+// does not have is an error.
+func (e *Engine) givenTopology(m *topo.Machine, gpus []gpu.Info) (topo.Matrix, error) {
+	matrix, text := e.cfg.Topology, e.cfg.Settings.Transport.TopologyFile
+	from := "Topology"
+	if matrix == nil && text != "" {
+		from = "MC_CUSTOM_TOPO_JSON, " + text
+		var err error
+		if matrix, err = topo.ReadMatrix(text); err != nil {
+			e.log.Warn("setting not taken", "variable", "MC_CUSTOM_TOPO_JSON", "value", text, "valid", "path of a JSON file with a topology, or the JSON itself", "err", err)
+			return nil, nil
 		}
 	}
-	for _, g := range gpus {
-		if lists, ok := matrix[location(g.HostIndex)]; ok {
-			ours[location(g.Index)] = lists
+	if matrix == nil {
+		return nil, nil
+	}
+	known, err := e.host.nics.Devices()
+	if err != nil {
+		return nil, fmt.Errorf("railhop: list NICs: %w", err)
+	}
+	if m != nil {
+		for _, n := range m.NICs { // those that cannot be used now as well
+			if !slices.Contains(known, n.Name) {
+				known = append(known, n.Name)
+			}
 		}
 	}
-	return ours
+	matrix, err = topo.Adopt(matrix, known, e.nicNames(), gpus)
+	if err != nil {
+		return nil, fmt.Errorf("railhop: %s: %w", from, err)
+	}
+	return matrix, nil
+}
+
+// allowed are those of some NICs that MC_TE_FILTERS lets through, in their order; all
+// if it is not set. A port that a filter names holds where none is named already.
+func allowed(names []string, filters []config.Device) []string {
+	if len(filters) == 0 {
+		return names
+	}
+	var all []string
+	for _, name := range names {
+		base, _, hasPort := strings.Cut(name, ":")
+		i := slices.IndexFunc(filters, func(d config.Device) bool { return d.Name == base })
+		switch {
+		case i < 0:
+		case hasPort:
+			all = append(all, name)
+		default:
+			all = append(all, filters[i].String())
+		}
+	}
+	return all
 }

@@ -47,11 +47,15 @@ func (h *host) choose(cfg Config) (transport, error) {
 }
 
 func chooseTransport(protocol string, env config.Env, nics []string) (transport, error) {
-	there := "there are NICs: " + strings.Join(nics, ", ")
-	if len(nics) == 0 {
+	used := allowed(nics, env.Transport.Filters)
+	none := len(used) == 0
+	there := "there are NICs: " + strings.Join(used, ", ")
+	switch {
+	case len(nics) == 0:
 		there = "no RDMA device can be used on this host; RAILHOP_PROVIDERS=soft plays one in software"
+	case none:
+		there = fmt.Sprintf("MC_TE_FILTERS lets none of the NICs %s through", strings.Join(nics, ", "))
 	}
-	none := len(nics) == 0
 	switch {
 	case env.Transport.ForceTCP:
 		return transport{tcp: true, why: "MC_FORCE_TCP is set"}, nil

@@ -16,7 +16,7 @@ import (
 
 const recorded = "../topo/testdata/"
 
-// show runs topology on a recorded machine.
+// showTopology runs topology on a recorded machine.
 func showTopology(t *testing.T, machine string, args ...string) string {
 	t.Helper()
 	status, out, errOut := runMain(append([]string{"topology", "--root", recorded + machine + ".sysfs"}, args...)...)

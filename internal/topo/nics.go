@@ -118,6 +118,9 @@ func (r reader) nics() []NIC {
 			n.Place = r.place(real)
 		}
 		for _, port := range r.list(at + "/ports") {
+			if r.brief {
+				break
+			}
 			if num, err := strconv.Atoi(port); err == nil {
 				n.Ports = append(n.Ports, r.port(at+"/ports/"+port, num))
 			}

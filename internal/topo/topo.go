@@ -101,7 +101,21 @@ func AskGPUs(p gpu.Provider) ([]GPU, error) {
 // could be asked: then they are those of the record, or else all that are on PCIe, in
 // order of their bus ids. It fails only if there is nothing of sysfs at t.
 func Read(t Tree, gpus []GPU) (*Machine, error) {
-	r := reader{t}
+	return read(reader{t: t}, gpus)
+}
+
+// ReadPlaces is Read without ports and their GIDs, which are most of the work: enough
+// for a matrix.
+func ReadPlaces(t Tree, gpus []gpu.Info) (*Machine, error) {
+	all := make([]GPU, len(gpus))
+	for i, g := range gpus {
+		all[i] = GPU{Info: g}
+	}
+	return read(reader{t: t, brief: true}, all)
+}
+
+func read(r reader, gpus []GPU) (*Machine, error) {
+	t := r.t
 	if !r.has("devices") && !r.has("class") && !r.has("bus") {
 		return nil, fmt.Errorf("topo: %s: want sysfs or a copy of it: it has neither class, bus nor devices", t.Name())
 	}
@@ -137,7 +151,10 @@ func KeepGPUs(rec *Recorder, gpus []GPU) error {
 }
 
 // reader reads what is there, and takes what is not for unknown.
-type reader struct{ t Tree }
+type reader struct {
+	t     Tree
+	brief bool // leave out the ports of NICs
+}
 
 func (r reader) text(path string) string {
 	text, err := r.t.ReadFile(path)
