@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/railhop/railhop/internal/config"
+	"github.com/railhop/railhop/internal/metadata"
 	"github.com/railhop/railhop/internal/wire"
 )
 
@@ -35,7 +36,6 @@ type benchOptions struct {
 }
 
 const (
-	p2pHandshake  = "P2PHANDSHAKE"
 	defaultMatrix = "4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M,16M,32M,64M"
 
 	maxBlock   = 1 << 40
@@ -72,6 +72,7 @@ or both on one machine, here without hardware, over a list of block sizes:
 
 MC_* and RAILHOP_* variables are read as by any engine: with MC_PXN_ENABLE=1, a
 group and --use_vram, writes to another rail go by a relay, and column path says so.
+Without a NIC, or with --protocol tcp, all goes by TCP.
 Each thread has one batch in flight. Latency is that of a batch, from its submission
 until its last block is in place. An operation is a block.
 
@@ -90,11 +91,11 @@ bytes, seconds, gbytes_per_s (10^9 bytes), ops_per_s and latency_us (p50, p90, p
 	f.StringVar(&o.mode, "mode", "initiator", "initiator, target, or self: an initiator that starts its own target")
 	f.BoolVar(&o.local, "local", false, "short for --mode self")
 	f.StringVar(&o.operation, "operation", "read", "read or write")
-	f.StringVar(&o.segment, "segment_id", "", "the target's host:port, as the target prints it")
-	f.StringVar(&o.metadata, "metadata_server", p2pHandshake, "only "+p2pHandshake+" for now: peers ask each other")
-	f.StringVar(&o.protocol, "protocol", "rdma", "only rdma for now")
+	f.StringVar(&o.segment, "segment_id", "", "the target's name, as the target prints it")
+	f.StringVar(&o.metadata, "metadata_server", metadata.P2PHandshake, "http://…, etcd://… or redis://…, or "+metadata.P2PHandshake+": peers ask each other")
+	f.StringVar(&o.protocol, "protocol", "", "rdma or tcp (default: rdma where there is a NIC)")
 	f.StringVar(&o.backend, "backend", "classic", "only classic")
-	f.StringVar(&o.host, "local_server_name", "", "name or address of this host for its peers (default: the host's name, or 127.0.0.1 with software NICs)")
+	f.StringVar(&o.host, "local_server_name", "", "name or address of this host for its peers (default: the host's name, or 127.0.0.1 with software NICs); with a metadata server, the segment's name as it stands")
 	f.StringVar(&o.devices, "device_name", "", "NICs to use, separated by commas (default: all)")
 	f.Var(binarySize{size{&o.block, 1, maxBlock}}, "block_size", "bytes of a request; K, M and G are powers of 1024")
 	f.IntVar(&o.batch, "batch_size", 128, "requests of a batch")
@@ -141,16 +142,14 @@ func (o *benchOptions) complete(given *pflag.FlagSet) error {
 	for _, c := range []struct {
 		flag, value string
 		valid       []string
-		note        string
 	}{
-		{"mode", o.mode, []string{"initiator", "target", "self"}, ""},
-		{"operation", o.operation, []string{"read", "write"}, ""},
-		{"metadata_server", o.metadata, []string{p2pHandshake}, "; metadata services are not supported yet"},
-		{"protocol", o.protocol, []string{"rdma"}, "; TCP is not supported yet"},
-		{"backend", o.backend, []string{"classic"}, ""},
+		{"mode", o.mode, []string{"initiator", "target", "self"}},
+		{"operation", o.operation, []string{"read", "write"}},
+		{"protocol", o.protocol, []string{"rdma", "tcp", ""}},
+		{"backend", o.backend, []string{"classic"}},
 	} {
 		if !slices.Contains(c.valid, c.value) {
-			return usagef("bench: --%s %q: want %s%s", c.flag, c.value, orList(c.valid), c.note)
+			return usagef("bench: --%s %q: want %s", c.flag, c.value, orList(slices.DeleteFunc(c.valid, func(v string) bool { return v == "" })))
 		}
 	}
 	for _, c := range []struct {
@@ -176,8 +175,19 @@ func (o *benchOptions) complete(given *pflag.FlagSet) error {
 		if o.segment == "" {
 			return usagef("bench: --segment_id is missing: want the target's host:port, as bench --mode target prints it, or --mode self for both ends on this machine")
 		}
-		if _, _, err := wire.ParseServer(o.segment, 12001); err != nil {
+		if _, _, err := wire.ParseServer(o.segment, 12001); err != nil && !o.served() {
 			return usagef("bench: --segment_id: %w", err)
+		}
+	}
+	if o.served() {
+		if err := metadata.Check(o.metadata); err != nil {
+			return usagef("bench: --metadata_server: %w", err)
+		}
+		if o.mode == "self" {
+			return usagef("bench: --mode self and --metadata_server %s: want one of them", o.metadata)
+		}
+		if o.host == "" {
+			return usagef("bench: --local_server_name is missing: want the name to be known by at %s", o.metadata)
 		}
 	}
 	d, err := config.ReadDeviceArg(o.devices, os.ReadFile)
@@ -189,6 +199,9 @@ func (o *benchOptions) complete(given *pflag.FlagSet) error {
 	}
 	return nil
 }
+
+// served says that descriptors are kept on a metadata server.
+func (o *benchOptions) served() bool { return o.metadata != "" && o.metadata != metadata.P2PHandshake }
 
 func (o *benchOptions) completeBlocks(given *pflag.FlagSet) error {
 	o.blocks = []uint64{o.block}
@@ -239,7 +252,7 @@ type benchRow struct {
 	BatchSize  int          `json:"batch_size"`
 	Threads    int          `json:"threads"`
 	Operation  string       `json:"operation"`
-	Path       string       `json:"path"` // direct_same_rail, direct_cross_rail, relayed, or mixed
+	Path       string       `json:"path"` // direct_same_rail, direct_cross_rail, relayed, tcp, or mixed
 	Bytes      uint64       `json:"bytes"`
 	Seconds    float64      `json:"seconds"`
 	GBytesPerS float64      `json:"gbytes_per_s"`

@@ -14,7 +14,9 @@ import (
 	"github.com/railhop/railhop"
 	"github.com/railhop/railhop/internal/config"
 	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/gpu/cuda"
 	"github.com/railhop/railhop/internal/gpu/softgpu"
+	"github.com/railhop/railhop/internal/metadata"
 	"github.com/railhop/railhop/internal/metrics"
 	"github.com/railhop/railhop/internal/nic/softnic"
 	"github.com/railhop/railhop/internal/pattern"
@@ -89,6 +91,10 @@ func (b *bench) settle(ctx context.Context) error {
 			o.host = name
 		}
 	}
+	if o.served() {
+		o.env = env
+		return nil // the name stands as it is, and hardware in software has to be described
+	}
 	if host, _, err := net.SplitHostPort(o.host); err == nil {
 		fmt.Fprintf(b.app.errOut, "railhop: --local_server_name %s: the port is not used: one is drawn from %d to %d\n", o.host, env.Names.MinRPCPort, env.Names.MaxRPCPort)
 		o.host = host
@@ -143,6 +149,7 @@ func (b *bench) open() error {
 	o := b.opts
 	cfg := railhop.Defaults()
 	cfg.Host, cfg.Devices, cfg.Settings, cfg.Registry, cfg.Logger = o.host, o.nics, o.env, o.registry, b.app.log
+	cfg.Metadata, cfg.Protocol = o.metadata, o.protocol
 	if o.vram {
 		if err := b.openGPUs(); err != nil {
 			return err
@@ -168,7 +175,14 @@ func (b *bench) open() error {
 func (b *bench) openGPUs() error {
 	o := b.opts
 	if !o.env.Providers.Soft {
-		return fmt.Errorf("bench: --use_vram: there is no GPU that can be used; --soft plays one in software")
+		if o.mode == "self" {
+			return usagef("bench: --mode self with --use_vram plays its GPUs: want --soft, or --mode target and --mode initiator")
+		}
+		var err error
+		if b.gpus, err = cuda.Open(cuda.Options{Logger: b.app.log}); err != nil {
+			return fmt.Errorf("bench: --use_vram: %w; --soft plays a GPU in software", err)
+		}
+		return nil
 	}
 	configs, err := softgpu.ParseDevices(o.env.Providers.SoftGPUs)
 	if err != nil {
@@ -209,6 +223,9 @@ func (b *bench) allocate() (benchMemory, error) {
 	if err != nil {
 		return m, fmt.Errorf("bench: list GPUs: %w", err)
 	}
+	if o.gpu >= len(infos) {
+		return m, usagef("bench: --gpu_id %d: there are %d GPUs", o.gpu, len(infos))
+	}
 	d, err := b.gpus.Open(infos[o.gpu].BusID)
 	if err != nil {
 		return m, fmt.Errorf("bench: open GPU %d: %w", o.gpu, err)
@@ -236,12 +253,24 @@ func (b *bench) serve(ctx context.Context) error {
 	if b.app.json {
 		fmt.Fprintf(b.app.out, `{"segment_id":%q,"addr":%d,"length":%d}`+"\n", name, b.memory.addr, b.memory.size)
 	} else {
-		soft := ""
+		more := ""
 		if b.opts.soft {
-			soft = " --soft"
+			more = " --soft"
 		}
-		fmt.Fprintf(b.app.out, "Transfer Engine RPC using P2P handshake, listening on %s\n", name)
-		fmt.Fprintf(b.app.out, "now run: railhop bench --mode initiator --segment_id %s --operation write%s\n", name, soft)
+		if !b.opts.served() {
+			fmt.Fprintf(b.app.out, "Transfer Engine RPC using P2P handshake, listening on %s\n", name)
+		}
+		for _, f := range []struct{ flag, value, usual string }{
+			{"protocol", b.opts.protocol, ""}, {"metadata_server", b.opts.metadata, metadata.P2PHandshake},
+		} {
+			if f.value != f.usual {
+				more += fmt.Sprintf(" --%s %s", f.flag, f.value)
+			}
+		}
+		if b.opts.served() {
+			more += " --local_server_name <another name>"
+		}
+		fmt.Fprintf(b.app.out, "now run: railhop bench --mode initiator --segment_id %s --operation write%s\n", name, more)
 	}
 	<-ctx.Done()
 	return nil
@@ -276,7 +305,7 @@ func (b *bench) startTarget(ctx context.Context) (_ *worker.Proc, segment string
 			env["RAILHOP_SOFT_GPUS"] = o.env.Providers.SoftGPUs
 		}
 	}
-	opened, err := p.Open(ctx, worker.OpenArgs{Engine: "target", Host: o.host, Env: env, Devices: o.nics})
+	opened, err := p.Open(ctx, worker.OpenArgs{Engine: "target", Host: o.host, Env: env, Devices: o.nics, Protocol: o.protocol})
 	if err != nil {
 		return nil, "", err
 	}

@@ -200,7 +200,12 @@ func pathTaken(before, after railhop.Stats) string {
 			return "mixed"
 		}
 	}
-	if taken == "" {
+	switch tcp := after.TCP.Bytes != before.TCP.Bytes; {
+	case tcp && taken == "":
+		return "tcp"
+	case tcp:
+		return "mixed"
+	case taken == "":
 		return "none"
 	}
 	return taken

@@ -96,6 +96,18 @@ func TestBenchText(t *testing.T) {
 	}
 }
 
+func TestBenchTCP(t *testing.T) {
+	noSettings(t)
+	for _, how := range [][]string{{"--protocol", "tcp"}, nil} { // asked for, and for want of a NIC
+		t.Setenv("RAILHOP_PROVIDERS", map[bool]string{true: "soft"}[how != nil])
+		status, out, errOut := runMain(append([]string{"bench", "--local", "--operation", "write", "--duration", "50ms", "--block_size", "64K",
+			"--buffer_size", "1M", "--threads", "1", "--batch_size", "4", "--json"}, how...)...)
+		if status != 0 || !strings.Contains(out, `"path": "tcp"`) {
+			t.Errorf("%v: exit status %d: %s\n%s", how, status, errOut, out)
+		}
+	}
+}
+
 // syncedText is what a process has said so far.
 type syncedText struct {
 	mu sync.Mutex
@@ -214,8 +226,10 @@ func TestWrongUse(t *testing.T) {
 		{"bench", "--segment_id is missing"},
 		{"bench --mode both", `--mode "both": want initiator, target or self`},
 		{"bench --operation append", `--operation "append": want read or write`},
-		{"bench --metadata_server etcd://a:2379", `--metadata_server "etcd://a:2379": want P2PHANDSHAKE; metadata services are not supported`},
-		{"bench --protocol tcp", `--protocol "tcp": want rdma`},
+		{"bench --segment_id a --metadata_server ftp://a:2379", `--metadata_server: metadata: server "ftp://a:2379": scheme "ftp" is not known: want http`},
+		{"bench --segment_id a --metadata_server etcd://a:2379", `--local_server_name is missing: want the name to be known by`},
+		{"bench --local --metadata_server etcd://a:2379", "--mode self and --metadata_server etcd://a:2379: want one of them"},
+		{"bench --protocol ucx", `--protocol "ucx": want rdma or tcp`},
 		{"bench --backend tent", `--backend "tent": want classic`},
 		{"bench --local --mode target", "--local and --mode target"},
 		{"bench --local --block_size 64Q", "want a number of bytes with an optional unit"},

@@ -57,27 +57,44 @@ const callTimeout = 5 * time.Second
 // maxValue bounds what is taken from a server, in bytes.
 const maxValue = 128 << 20
 
+// Check says whether a connection string names a server that [Open] can connect to.
+func Check(server string) error {
+	scheme, rest := split(server)
+	if rest == "" {
+		return fmt.Errorf("metadata: server %q: no address: %w", server, xfer.ErrInvalidArgument)
+	}
+	switch scheme {
+	case "http", "https", "etcd", "redis":
+		return nil
+	}
+	return fmt.Errorf("metadata: server %.256q: scheme %.64q is not known: want http, https, etcd, redis, or %s for none: %w",
+		server, scheme, P2PHandshake, xfer.ErrInvalidArgument)
+}
+
+// split returns etcd as the scheme of an address alone.
+func split(server string) (scheme, rest string) {
+	scheme, rest, ok := strings.Cut(server, "://")
+	if !ok {
+		return "etcd", server
+	}
+	return scheme, rest
+}
+
 // Open returns the store that a connection string names: http://…, https://…,
 // etcd://…, redis://…, or an address alone, which is etcd's. It connects when first
 // used.
 func Open(server string, opts Options) (Store, error) {
-	scheme, rest, ok := strings.Cut(server, "://")
-	if !ok {
-		scheme, rest = "etcd", server
+	if err := Check(server); err != nil {
+		return nil, err
 	}
-	if rest == "" {
-		return nil, fmt.Errorf("metadata: server %q: no address: %w", server, xfer.ErrInvalidArgument)
-	}
-	switch scheme {
-	case "http", "https":
-		return newHTTP(server)
+	switch scheme, rest := split(server); scheme {
 	case "etcd":
 		return newEtcd(rest)
 	case "redis":
 		return newRedis(rest, opts)
+	default:
+		return newHTTP(server)
 	}
-	return nil, fmt.Errorf("metadata: server %.256q: scheme %.64q is not known: want http, https, etcd, redis, or %s for none: %w",
-		server, scheme, P2PHandshake, xfer.ErrInvalidArgument)
 }
 
 // Error is a call to a store that failed. [errors.As] finds it as [xfer.ErrMetadata] too.

@@ -120,6 +120,26 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	count(fetches, s.Direct.Fetches)
 	count(fetchFailures, s.Direct.FetchFailures)
 	count(deactivations, s.Direct.Deactivations)
+	count(tcpBytes, s.TCP.Bytes)
+	count(tcpOps, s.TCP.Ops)
+	count(tcpFailed, s.TCP.Failed)
+	count(tcpDials, s.TCP.Dials)
+	for _, e := range []struct {
+		kind string
+		n    uint64
+	}{
+		{"dial_failed", s.TCP.DialFailures}, {"refused", s.TCP.Refusals}, {"timeout", s.TCP.Timeouts},
+		{"lost", s.TCP.Lost}, {"cut", s.TCP.Shuts},
+	} {
+		count(tcpErrors, e.n, e.kind)
+	}
+	put(servedConns, float64(s.TCPServed.Open))
+	count(servedTCP, s.TCPServed.ReadBytes, "read")
+	count(servedTCP, s.TCPServed.WriteBytes, "write")
+	count(servedReqs, s.TCPServed.Reads, "read")
+	count(servedReqs, s.TCPServed.Writes, "write")
+	count(servedBad, s.TCPServed.Refused)
+	count(servedStale, s.TCPServed.Stale)
 	var landing uint64
 	for _, r := range s.MayLand {
 		landing += r.Length

@@ -18,6 +18,7 @@ import (
 	"github.com/railhop/railhop/internal/endpoint"
 	"github.com/railhop/railhop/internal/path/pxn"
 	"github.com/railhop/railhop/internal/path/rdma"
+	"github.com/railhop/railhop/internal/path/tcp"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -53,8 +54,10 @@ func sample() railhop.Stats {
 				{NIC: "mlx5_0", Peer: `odd"name\@mlx5_1`, Bytes: 65536, Ops: 1, Errors: 1},
 			},
 		},
-		MayLand: []railhop.Range{{Segment: "10.0.0.2:15004", Addr: 4096, Length: 100}, {Segment: "10.0.0.2:15004", Addr: 8192, Length: 20}},
-		Parks:   77,
+		TCP:       tcp.Stats{Ops: 6, Bytes: 4096, Failed: 1, Dials: 3, DialFailures: 2, Refusals: 1, Timeouts: 4, Shuts: 5, Lost: 7},
+		TCPServed: tcp.ServerStats{Open: 2, Reads: 3, Writes: 4, ReadBytes: 30, WriteBytes: 40, Refused: 5, Stale: 6},
+		MayLand:   []railhop.Range{{Segment: "10.0.0.2:15004", Addr: 4096, Length: 100}, {Segment: "10.0.0.2:15004", Addr: 8192, Length: 20}},
+		Parks:     77,
 	}
 }
 

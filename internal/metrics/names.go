@@ -55,6 +55,17 @@ var (
 	fetchFailures = counter("descriptor_fetch_failures_total", "Fetches of segment descriptors that failed.")
 	deactivations = counter("nic_deactivations_total", "NICs that were taken out of use.")
 
+	tcpBytes    = counter("tcp_bytes_total", "Bytes of requests that went by TCP and were answered.")
+	tcpOps      = counter("tcp_requests_total", "Requests that went by TCP and were answered.")
+	tcpFailed   = counter("tcp_requests_failed_total", "Requests by TCP that were given up.")
+	tcpDials    = counter("tcp_dials_total", "Connections begun.")
+	tcpErrors   = counter("tcp_errors_total", "What went wrong by TCP, by kind: a dial failed, a request was refused, an answer did not come in time, a connection was lost with answers due, or was cut to stop what was under way.", "kind")
+	servedConns = gauge("tcp_served_connections", "Connections of peers that are open.")
+	servedTCP   = counter("tcp_served_bytes_total", "Bytes that peers have read and written here by TCP.", "operation")
+	servedReqs  = counter("tcp_served_requests_total", "Requests of peers by TCP.", "operation")
+	servedBad   = counter("tcp_served_refused_total", "Requests of peers by TCP for memory that is not registered.")
+	servedStale = counter("tcp_served_stale_total", "Connections whose peer had gone before its write was copied into place.")
+
 	landRanges = gauge("may_still_land_ranges", "Ranges of targets to which given-up transfers may still write.")
 	landBytes  = gauge("may_still_land_bytes", "Bytes in the ranges of targets to which given-up transfers may still write.")
 	parks      = counter("pump_parks_total", "Returns of the pump from its park.")
@@ -65,5 +76,6 @@ var all = []metric{
 	servedBytes, laneInFlight, laneQueued, laneQuarantined,
 	nicActive, nicEndpoints, nicHandshakes, nicConnects, nicReconnects, nicFailures, nicEvictions,
 	linkBytes, linkOps, linkErrors, posted, retries, flushed, givenUp, fetches, fetchFailures, deactivations,
+	tcpBytes, tcpOps, tcpFailed, tcpDials, tcpErrors, servedConns, servedTCP, servedReqs, servedBad, servedStale,
 	landRanges, landBytes, parks,
 }

@@ -97,6 +97,7 @@ func (h *host) open(_ context.Context, a OpenArgs, _ func(any)) (Opened, error) 
 	warnings = append(warnings, config.Misspelt(slices.Sorted(maps.Keys(a.Env)))...)
 	cfg := railhop.Defaults()
 	cfg.Host, cfg.Devices, cfg.Settings, cfg.Registry, cfg.Logger = a.Host, a.Devices, env, a.Registry, h.log.With("engine", a.Engine)
+	cfg.Protocol = a.Protocol
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.engines[a.Engine] != nil {

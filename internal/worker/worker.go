@@ -42,6 +42,7 @@ type OpenArgs struct {
 	// All engines of a worker have the same RAILHOP_* hardware.
 	Env      map[string]string `json:"env"`
 	Devices  []string          `json:"devices,omitempty"`
+	Protocol string            `json:"protocol,omitempty"` // "rdma", "tcp", or "" for what there is
 	Registry string            `json:"registry,omitempty"`
 }
 
