@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/railhop/railhop/internal/ledger"
@@ -190,11 +191,15 @@ func (e *Engine) abortOnPump(b *ledger.Batch, cause error) {
 		if r != nil {
 			r.path.Abort(e.host.loop.Now(), t, cause)
 		}
-		if e.tcp != nil {
-			e.tcp.Abort(t, cause)
-		} else {
+		if e.direct != nil {
 			e.direct.Abort(t, cause)
 		}
+	}
+	if e.tcp != nil {
+		e.tcp.Abort(func(o tcp.Owner) bool {
+			t, ok := o.(*ledger.Task)
+			return ok && t.Batch() == b
+		}, cause)
 	}
 }
 
@@ -232,24 +237,25 @@ func (e *Engine) abandon(b *ledger.Batch, cause error) *MayLandError {
 		b.At(i).GiveUp(late)
 	}
 	e.landMu.Lock()
+	e.forgetLanded()
 	e.land = append(e.land, mayLand{b, late.Ranges})
 	e.landMu.Unlock()
 	return late
+}
+
+// forgetLanded drops what is closed by now. landMu is held.
+func (e *Engine) forgetLanded() {
+	e.land = slices.DeleteFunc(e.land, func(m mayLand) bool { return m.batch.Closed() })
 }
 
 // MayLand lists where bytes of transfers that were given up may still land.
 func (e *Engine) MayLand() []Range {
 	e.landMu.Lock()
 	defer e.landMu.Unlock()
+	e.forgetLanded()
 	var ranges []Range
-	keep := e.land[:0]
 	for _, m := range e.land {
-		if !m.batch.Closed() {
-			keep = append(keep, m)
-			ranges = append(ranges, m.ranges...)
-		}
+		ranges = append(ranges, m.ranges...)
 	}
-	clear(e.land[len(keep):])
-	e.land = keep
 	return ranges
 }

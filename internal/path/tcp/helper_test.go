@@ -214,7 +214,7 @@ func (r *rig) mustRun(works ...Work) {
 
 func (r *rig) abort(t *task, cause error) {
 	r.tb.Helper()
-	if err := r.loop.Do(func() { r.path.Abort(t, cause) }); err != nil {
+	if err := r.loop.Do(func() { r.path.Abort(func(o Owner) bool { return o == t }, cause) }); err != nil {
 		r.tb.Fatal(err)
 	}
 }

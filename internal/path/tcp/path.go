@@ -284,14 +284,15 @@ func (p *Path) expire(now time.Duration) {
 	}
 }
 
-// Abort stops everything of an owner. What was not sent is closed with cause at
-// once. What was, ends the connection for writing, and is closed once the peer has
-// left the memory; what others had under way there is sent again by another.
-func (p *Path) Abort(owner Owner, cause error) {
+// Abort stops everything of the owners that match. What was not sent is closed with
+// cause at once. What was, ends the connection for writing, and is closed once the
+// peer has left the memory; what others had under way there is sent again by another.
+// It looks at all pieces, so that a batch is stopped by one call.
+func (p *Path) Abort(match func(Owner) bool, cause error) {
 	now := p.opts.Now()
 	found := false
 	for i := range p.pieces {
-		if s := &p.pieces[i]; s.owner == owner && s.where != nowhere && s.cause == nil {
+		if s := &p.pieces[i]; s.where != nowhere && s.cause == nil && match(s.owner) {
 			s.cause, found = cause, true
 		}
 	}
