@@ -58,7 +58,7 @@ func transportTable() []variable {
 	return []variable{
 		presence("MC_FORCE_TCP", func(e *Env) *bool { return &e.Transport.ForceTCP }, "TCP only; no devices are looked for"),
 		presence("MC_FORCE_HCA", func(e *Env) *bool { return &e.Transport.ForceHCA }, "RDMA even where no NIC was found"),
-		text("MC_CUSTOM_TOPO_JSON", func(e *Env) *string { return &e.Transport.TopologyFile }, "path of a file with the topology, instead of discovery"),
+		text("MC_CUSTOM_TOPO_JSON", func(e *Env) *string { return &e.Transport.TopologyFile }, "path of a file with the topology, or its JSON, instead of discovery"),
 		custom("MC_TE_FILTERS", "list", "", "device names with commas between them, such as mlx5_0,mlx5_1", "the devices that may be used; blanks around names are dropped, and names match whole", func(e *Env, text string) error {
 			devices, err := parseFilters(text)
 			if err == nil {
