@@ -2,6 +2,7 @@ package main
 
 // #include <stdint.h>
 // #include <stdlib.h>
+// #include "fork.h"
 import "C"
 
 import (
@@ -57,6 +58,11 @@ func railhopGoOpen(env *C.char, size C.size_t, host, metadata, protocol, devices
 		Manual: manual != 0, Environ: variables(env, size),
 	})
 	explain(why, err)
+	if e, err := library.Engine(n); err == nil && e.Folder() != "" {
+		folder := C.CString(e.Folder())
+		defer C.free(unsafe.Pointer(folder))
+		C.fork_watch_folder(folder)
+	}
 	return C.uint64_t(n)
 }
 
@@ -114,11 +120,27 @@ func railhopGoPort(id C.uint64_t, why **C.char) C.int {
 //export railhopGoName
 func railhopGoName(id C.uint64_t) *C.char {
 	var name string
-	call(id, nil, func(e *capi.Engine) (err error) {
+	rc := call(id, nil, func(e *capi.Engine) (err error) {
 		name, err = e.Name()
 		return err
 	})
+	if rc != 0 {
+		return nil
+	}
 	return C.CString(name)
+}
+
+//export railhopGoLinks
+func railhopGoLinks(id C.uint64_t, asJSON C.int) *C.char {
+	var links string
+	rc := call(id, nil, func(e *capi.Engine) (err error) {
+		links, err = e.Links(asJSON != 0)
+		return err
+	})
+	if rc != 0 {
+		return nil
+	}
+	return C.CString(links)
 }
 
 //export railhopGoInstall

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/railhop/railhop"
 	"github.com/railhop/railhop/internal/config"
+	"github.com/railhop/railhop/internal/registry"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -237,6 +239,14 @@ func (e *Engine) Notifications() ([]railhop.Notification, error) {
 		return nil, e.fail("notifications", err)
 	}
 	return engine.Notifications(), nil
+}
+
+// Folder is where the engine's group of ranks keeps its files, or "".
+func (e *Engine) Folder() string {
+	if !e.env.PXN.On() {
+		return ""
+	}
+	return filepath.Join(registry.DefaultRoot, e.env.PXN.GroupID)
 }
 
 // Stats are the engine's counters in JSON.

@@ -71,13 +71,7 @@ func (l *Library) Open(o Options) (id uint64, err error) {
 	for _, n := range devices.Notes {
 		e.log.Warn("device list: " + n)
 	}
-	allowed := devices.All
-	if len(allowed) == 0 {
-		allowed = env.Transport.Filters
-	}
-	for _, d := range allowed {
-		e.cfg.Devices = append(e.cfg.Devices, d.Name)
-	}
+	e.cfg.Devices = names(devices.All)
 	if !o.Manual {
 		if _, err := e.start(o.Protocol); err != nil {
 			return 0, err
@@ -130,7 +124,7 @@ func (e *Engine) start(protocol string) (*railhop.Engine, error) {
 	}
 	e.log.Info("Transfer Engine RPC using " + how + ", listening on " + engine.Name())
 	name, why := engine.Transport()
-	e.log.Info(fmt.Sprintf("Topology discovery complete. Found %d HCAs.", len(engine.Stats().Direct.NICs)))
+	e.log.Info(fmt.Sprintf("Topology discovery complete. Found %d HCAs.", len(engine.NICs())))
 	e.log.Info("installTransport, type="+name, "why", why)
 	return engine, nil
 }
@@ -164,26 +158,39 @@ func (e *Engine) InstallTransport(protocol, matrix string) error {
 // Topology is the matrix of this host's memory and NICs in JSON. It opens no port.
 func Topology(environ []string, devices string) (string, error) {
 	env, _ := settings(environ)
-	cfg := railhop.Config{Settings: env}
 	arg, err := config.ReadDeviceArg(strings.Trim(devices, ", "), os.ReadFile)
 	if err != nil {
 		return "", err
 	}
-	for _, d := range arg.All {
-		cfg.Devices = append(cfg.Devices, d.Name)
-	}
-	matrix, err := railhop.LocalTopology(cfg)
+	matrix, err := railhop.LocalTopology(railhop.Config{Settings: env, Devices: names(arg.All)})
 	if err != nil {
 		return "", err
 	}
-	for at, lists := range matrix {
-		for i := range lists {
-			if lists[i] == nil {
-				lists[i] = []string{}
+	text, err := json.MarshalIndent(lists(matrix), "", "  ")
+	return string(text), err
+}
+
+// names are devices as the engine takes them.
+func names(devices []config.Device) []string {
+	var all []string
+	for _, d := range devices {
+		all = append(all, d.String())
+	}
+	return all
+}
+
+// lists is a matrix without null in its JSON.
+func lists(matrix map[string][2][]string) map[string][2][]string {
+	if matrix == nil {
+		matrix = map[string][2][]string{}
+	}
+	for at, pair := range matrix {
+		for i := range pair {
+			if pair[i] == nil {
+				pair[i] = []string{}
 			}
 		}
-		matrix[at] = lists
+		matrix[at] = pair
 	}
-	text, err := json.MarshalIndent(matrix, "", "  ")
-	return string(text), err
+	return matrix
 }

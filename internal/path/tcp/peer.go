@@ -224,7 +224,7 @@ func (p *Path) adopt(c *conn) bool {
 		c.slot = len(p.conns)
 		p.conns = append(p.conns, nil)
 	}
-	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET&0xffffffff, Fd: int32(c.slot)}
+	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET&0xffffffff, Fd: int32(c.slot), Pad: Mark}
 	if unix.EpollCtl(p.epfd, unix.EPOLL_CTL_ADD, c.fd, &ev) != nil {
 		return false
 	}
