@@ -1,5 +1,7 @@
 package railhop
 
+import "github.com/railhop/railhop/internal/wire"
+
 // Heap allocates memory that stays where it is, which memory on a stack does not.
 //
 //go:noinline
@@ -12,4 +14,20 @@ func AddressOf(b []byte) uint64 { return addressOf(b) }
 func Crash(e *Engine) {
 	e.joined = false
 	e.Close()
+}
+
+// Chosen are the peer's NICs, by name, to which slices from a local NIC go, one after
+// the other.
+func Chosen(e *Engine, id SegmentID, from string, addr uint64, draws int) ([]string, error) {
+	t := &target{engine: e, remote: e.cache.Get(id)}
+	var names []string
+	for range draws {
+		c, err := t.Select(from, addr, 1, 0)
+		if err != nil {
+			return nil, err
+		}
+		_, name := wire.SplitNICPath(c.NICPath)
+		names = append(names, name)
+	}
+	return names, nil
 }

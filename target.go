@@ -93,6 +93,7 @@ type target struct {
 	remote *segment.Remote
 	relay  *pxn.Target
 	named  railNames
+	turn   uint64 // choices so far
 
 	waiting  []waiting     // tasks whose address the descriptor did not know
 	fetching bool          // it is fetched anew for them
@@ -220,29 +221,49 @@ func (t *target) End(addr uint64) (uint64, error) {
 	return c.BufferEnd, nil
 }
 
-// Select implements [rdma.Target]. Of the preferred devices one on our own rail
-// comes first.
-func (t *target) Select(addr, length uint64, retry int) (rdma.Choice, error) {
-	d := t.remote.Desc()
-	hint := ""
-	if own := t.engine.ownRails(); retry == 0 && len(own) == 1 {
-		devices, preferred, err := d.Candidates(addr, length)
-		if err != nil {
-			return rdma.Choice{}, err
-		}
-		rails := t.named.of(t.engine.rails, d)
-		for _, n := range devices[:preferred] {
-			if rails[n] == own[0] {
-				hint = d.Devices[n].Name
-				break
+// Select implements [rdma.Target]. At first, of the preferred devices one on the rail of
+// the local NIC is taken, or what the settings pair it with.
+func (t *target) Select(from string, addr, length uint64, retry int) (rdma.Choice, error) {
+	d, s := t.remote.Desc(), &t.engine.cfg.Settings.Transport
+	rnd := t.turn
+	if t.turn++; !s.RoundRobin {
+		rnd = t.engine.cfg.Hooks.random()
+	}
+	var c segment.Choice
+	var err error
+	if s.HCAPeerAffinity {
+		c, err = d.SelectAmong(addr, length, retry, s.NICPeerAffinity[from], rnd)
+	} else {
+		hint := ""
+		if retry == 0 {
+			if hint, err = t.hint(d, from, addr, length); err != nil {
+				return rdma.Choice{}, err
 			}
 		}
+		c, err = d.Select(addr, length, retry, hint, rnd)
 	}
-	c, err := d.Select(addr, length, retry, hint, t.engine.cfg.Hooks.random())
 	if err != nil {
 		return rdma.Choice{}, err
 	}
 	return rdma.Choice{NICPath: c.NICPath, RKey: c.RKey}, nil
+}
+
+// hint is the device that suits a local NIC best, or "".
+func (t *target) hint(d *segment.Desc, from string, addr, length uint64) (string, error) {
+	if t.engine.cfg.Settings.Transport.DestDeviceAffinity {
+		return from, nil
+	}
+	devices, preferred, err := d.Candidates(addr, length)
+	if err != nil {
+		return "", err
+	}
+	rails, own := t.named.of(t.engine.rails, d), t.engine.rails.Local(from)
+	for _, n := range devices[:preferred] {
+		if rails[n] == own {
+			return d.Devices[n].Name, nil
+		}
+	}
+	return "", nil
 }
 
 // Devices implements [rdma.Target].
@@ -255,14 +276,6 @@ func (t *target) Refetch(ctx context.Context) error {
 		_, err = dir.Daemon(ctx, t.remote.Desc().Name, true)
 	}
 	return err
-}
-
-// ownRails are the rails that need no relay.
-func (e *Engine) ownRails() []string {
-	if r := e.rank.Load(); r != nil {
-		return r.rails
-	}
-	return e.own
 }
 
 // routes finds the targets of other ranks' pieces.

@@ -112,3 +112,69 @@ func TestLocalTopologyWithoutNICs(t *testing.T) {
 		}
 	}
 }
+
+// TestPeerNIC has the ways to say which of the peer's NICs a local one writes to.
+func TestPeerNIC(t *testing.T) {
+	t.Parallel()
+	start := func(t *testing.T, nics, topology string, set settings) (*railhop.Engine, uint64) {
+		env, warnings := config.Load(func(name string) (string, bool) { v, ok := set[name]; return v, ok })
+		if len(warnings) > 0 {
+			t.Fatal(warnings)
+		}
+		env.Transport.TopologyFile = topology
+		cfg := railhop.Config{Host: "127.0.0.1", Settings: env, Registry: t.TempDir()}
+		cfg.NICs = must(softnic.New(softnic.Options{Devices: must(softnic.ParseDevices(nics))}))
+		cfg.GPUs = must(softgpu.New(softgpu.Options{Devices: softgpu.Uniform(1), Current: -1}))
+		e, err := railhop.Open(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev := must(cfg.GPUs.Open("0000:a0:00.0"))
+		addr := must(dev.Alloc(4096))
+		t.Cleanup(func() {
+			if err := errors.Join(e.Close(), dev.Free(addr), dev.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := e.Register(addr, 4096, ""); err != nil {
+			t.Fatal(err)
+		}
+		return e, addr
+	}
+	const (
+		plain    = "m0=127.0.0.1;m1=127.0.0.1;m2=127.0.0.1"
+		here     = "m0=127.0.0.1,subnet=127.0.0.0/24;m1=127.0.1.1,subnet=127.0.1.0/24"
+		there    = "x0=127.0.1.9;x1=127.0.0.9"
+		allThree = `{"cuda:0":[["m0","m1","m2"],[]]}`
+	)
+	for _, tt := range []struct {
+		name                 string
+		nics, peer, topology string
+		set                  settings
+		from, want           string
+	}{
+		{name: "same rail, by name", nics: plain, peer: plain, topology: allThree, from: "m1", want: "m1 m1 m1 m1"},
+		{name: "same rail, by subnet", nics: here, peer: there, topology: `{"cuda:0":[["x0","x1"],[]]}`, from: "m1", want: "x0 x0 x0 x0"},
+		{name: "same rail, by map", nics: plain, peer: plain, topology: allThree, set: settings{"MC_PXN_RAIL_MAP": `{"m0":"a","m1":"b","m2":"a","m7":"b"}`}, from: "m2", want: "m0 m0 m0 m0"},
+		{name: "in turn", nics: plain, peer: "n0=127.0.0.1;n1=127.0.0.1", topology: `{"cuda:0":[["n0","n1"],[]]}`, set: settings{"MC_PATH_ROUNDROBIN": "1"}, from: "m0", want: "n0 n1 n0 n1"},
+		{name: "same name, though another is preferred", nics: plain, peer: plain, topology: `{"cuda:0":[["m0"],["m2"]]}`, set: settings{"MC_ENABLE_DEST_DEVICE_AFFINITY": "1"}, from: "m2", want: "m2 m2 m2 m2"},
+		{
+			name: "paired", nics: plain, peer: plain, topology: allThree,
+			set: settings{"MC_ENABLE_HCA_PEER_AFFINITY": "1", "MC_NIC_PEER_AFFINITY": "m0=m1,m2;m1=m0", "MC_PATH_ROUNDROBIN": "1"}, from: "m0", want: "m1 m2 m1 m2",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			to, addr := start(t, tt.peer, tt.topology, nil)
+			e, _ := start(t, tt.nics, "", tt.set)
+			id, err := e.OpenSegment(t.Context(), to.Name())
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := railhop.Chosen(e, id, tt.from, addr, 4)
+			if err != nil || strings.Join(got, " ") != tt.want {
+				t.Errorf("%s, %v, want %s", got, err, tt.want)
+			}
+		})
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sort"
+	"strings"
 
 	"github.com/railhop/railhop/internal/wire"
 	"github.com/railhop/railhop/internal/xfer"
@@ -225,6 +226,28 @@ func (d *Desc) Select(addr, length uint64, retry int, hint string, rnd uint64) (
 			if d.Devices[dev].Name == hint {
 				return d.choice(buffer, int(dev)), nil
 			}
+		}
+	}
+	dev, _ := devs.pick(retry, rnd)
+	return d.choice(buffer, dev), nil
+}
+
+// SelectAmong is Select for one of some devices by name, if the memory is a GPU's and
+// any of them is preferred there: then no other is taken, whatever the retry.
+func (d *Desc) SelectAmong(addr, length uint64, retry int, names []string, rnd uint64) (Choice, error) {
+	buffer, devs, err := d.candidates(addr, length)
+	if err != nil {
+		return Choice{}, err
+	}
+	if strings.HasPrefix(d.Buffers[buffer].Name, "cuda:") {
+		var some devices
+		for _, dev := range devs.all[:devs.preferred] {
+			if slices.Contains(names, d.Devices[dev].Name) {
+				some.all = append(some.all, dev)
+			}
+		}
+		if len(some.all) > 0 {
+			devs = some
 		}
 	}
 	dev, _ := devs.pick(retry, rnd)

@@ -100,6 +100,43 @@ func TestSelect(t *testing.T) {
 	}
 }
 
+// TestSelectAmong has NICs that settings pair with a peer's, for GPU memory alone.
+func TestSelectAmong(t *testing.T) {
+	w := &wire.SegmentDesc{Name: "b:1", Protocol: wire.ProtocolRDMA, PriorityMatrix: map[string][2][]string{
+		"cuda:0": {{"n0", "n1", "n2"}, {"n3"}}, "cpu:0": {{"n0", "n1"}, {}},
+	}}
+	for i := range 4 {
+		w.Devices = append(w.Devices, wire.Device{Name: "n" + string(rune('0'+i)), GID: gid(byte(i))})
+	}
+	keys := []uint32{1, 2, 3, 4}
+	w.Buffers = []wire.Buffer{{Name: "cuda:0", Addr: 0x1000, Length: 0x1000, LKey: keys, RKey: keys}, {Name: "cpu:0", Addr: 0x2000, Length: 0x1000, LKey: keys, RKey: keys}}
+	d := NewDesc(w)
+	for _, tc := range []struct {
+		name  string
+		addr  uint64
+		retry int
+		among string
+		rnd   uint64
+		want  string
+	}{
+		{"one", 0x1000, 0, "n2", 0, "n2"},
+		{"one, whatever the retry", 0x1000, 3, "n2", 0, "n2"},
+		{"of two, by draw", 0x1000, 0, "n2 n1", 1, "n2"},
+		{"of two, by retry", 0x1000, 1, "n2 n1", 1, "n1"},
+		{"not preferred", 0x1000, 0, "n3", 0, "n0"},
+		{"none", 0x1000, 0, "", 1, "n1"},
+		{"host memory", 0x2000, 0, "n1", 0, "n0"},
+	} {
+		c, err := d.SelectAmong(tc.addr, 1, tc.retry, strings.Fields(tc.among), tc.rnd)
+		if err != nil || c.Name != tc.want {
+			t.Errorf("%s: %s, %v, want %s", tc.name, c.Name, err, tc.want)
+		}
+	}
+	if _, err := d.SelectAmong(0x9000, 1, 0, nil, 0); !errors.Is(err, xfer.ErrAddressNotFound) {
+		t.Errorf("outside: %v", err)
+	}
+}
+
 func TestSelectFails(t *testing.T) {
 	w := remoteDesc()
 	w.Buffers[1].RKey = nil

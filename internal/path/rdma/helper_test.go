@@ -55,7 +55,7 @@ func (r *remote) End(addr uint64) (uint64, error) {
 	return 0, fmt.Errorf("nothing at %#x: %w", addr, xfer.ErrAddressNotFound)
 }
 
-func (r *remote) Select(addr, length uint64, retry int) (Choice, error) {
+func (r *remote) Select(_ string, addr, length uint64, retry int) (Choice, error) {
 	i := 0
 	if retry > 0 {
 		i = (retry - 1) % len(r.nics)

@@ -223,7 +223,7 @@ func (p *Path) hasOther(i int32, l *link, now time.Duration) bool {
 	s := &p.slices[i]
 	t := s.req.target
 	for r := 1; r <= t.Devices(); r++ {
-		c, err := t.Select(s.remote, s.length, r)
+		c, err := t.Select(l.nic.nic.Name, s.remote, s.length, r)
 		if err != nil {
 			return false
 		}

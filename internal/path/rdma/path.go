@@ -69,9 +69,10 @@ type Target interface {
 	// End returns the end of the buffer that holds addr. If there is none it fails,
 	// and the error names the nearest one.
 	End(addr uint64) (uint64, error)
-	// Select chooses a device for [addr, addr+length) by Mooncake's rule: with
-	// retry 0 one of the preferred, from 1 on all of them in turn.
-	Select(addr, length uint64, retry int) (Choice, error)
+	// Select chooses a device for [addr, addr+length), to be reached from a local
+	// NIC, by Mooncake's rule: with retry 0 one of the preferred, from 1 on all of them
+	// in turn.
+	Select(from string, addr, length uint64, retry int) (Choice, error)
 	// Devices returns how many devices there are.
 	Devices() int
 	// Refetch fetches the descriptor anew. It blocks, and may be called by any goroutine.

@@ -64,7 +64,7 @@ func (t *target) End(addr uint64) (uint64, error) {
 	return c.BufferEnd, err
 }
 
-func (t *target) Select(addr, length uint64, retry int) (rdma.Choice, error) {
+func (t *target) Select(_ string, addr, length uint64, retry int) (rdma.Choice, error) {
 	t.turn++
 	c, err := t.Desc().Select(addr, length, retry, "", t.turn)
 	return rdma.Choice{NICPath: c.NICPath, RKey: c.RKey}, err

@@ -309,7 +309,7 @@ func (p *Path) route(i int32, now time.Duration) {
 func (p *Path) choose(n *local, s *slice, now time.Duration) (l *link, rkey uint32, first *link, err error) {
 	t := s.req.target
 	for k := range t.Devices() + 1 {
-		c, err := t.Select(s.remote, s.length, int(s.tries)+k)
+		c, err := t.Select(n.nic.Name, s.remote, s.length, int(s.tries)+k)
 		if err != nil {
 			return nil, 0, first, err
 		}
