@@ -257,6 +257,9 @@ func (t *target) hint(d *segment.Desc, from string, addr, length uint64) (string
 	if err != nil {
 		return "", err
 	}
+	if preferred == 0 {
+		preferred = len(devices)
+	}
 	rails, own := t.named.of(t.engine.rails, d), t.engine.rails.Local(from)
 	for _, n := range devices[:preferred] {
 		if rails[n] == own {

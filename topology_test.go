@@ -154,6 +154,7 @@ func TestPeerNIC(t *testing.T) {
 		from, want           string
 	}{
 		{name: "same rail, by name", nics: plain, peer: plain, topology: allThree, from: "m1", want: "m1 m1 m1 m1"},
+		{name: "same rail, none is preferred", nics: plain, peer: plain, topology: `{"cuda:0":[[],["m0","m1","m2"]]}`, from: "m1", want: "m1 m1 m1 m1"},
 		{name: "same rail, by subnet", nics: here, peer: there, topology: `{"cuda:0":[["x0","x1"],[]]}`, from: "m1", want: "x0 x0 x0 x0"},
 		{name: "same rail, by map", nics: plain, peer: plain, topology: allThree, set: settings{"MC_PXN_RAIL_MAP": `{"m0":"a","m1":"b","m2":"a","m7":"b"}`}, from: "m2", want: "m0 m0 m0 m0"},
 		{name: "in turn", nics: plain, peer: "n0=127.0.0.1;n1=127.0.0.1", topology: `{"cuda:0":[["n0","n1"],[]]}`, set: settings{"MC_PATH_ROUNDROBIN": "1"}, from: "m0", want: "n0 n1 n0 n1"},

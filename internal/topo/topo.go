@@ -55,7 +55,7 @@ type Place struct {
 // GPU is a GPU, visible to the process or not.
 type GPU struct {
 	gpu.Info        // Index is -1 if it is not visible, and then the driver says nothing of it
-	Place    Place  `json:"place"`
+	Place    Place  `json:"place,omitzero"`
 	Peers    []Peer `json:"peers,omitempty"` // the other visible ones
 	// Unsaid means that no driver was asked: what the GPU can is not known.
 	Unsaid bool `json:"unsaid,omitempty"`

@@ -327,6 +327,8 @@ func TestRefused(t *testing.T) {
 		{"not a record", "hello\n", `line 1 is "hello": want "railhop topology record 1"`},
 		{"empty", "", "want sysfs or a copy of it"},
 		{"no fact", recordHead + "\nwhat\n", `line 2: "what": want path = text`},
+		{"absolute path", recordHead + "\n/sys/x = 1\n", "line 2"},
+		{"path outside", recordHead + "\nx -> ../y\n", "line 2"},
 		{"bad quotes", recordHead + "\na = \"b\n", "line 2"},
 		{"bad GPUs", recordHead + "\ndevices/x = 1\n" + gpusFile + " = {]\n", gpusFile},
 	} {

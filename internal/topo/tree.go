@@ -224,6 +224,9 @@ func parseRecord(name string, from io.Reader) (*record, error) {
 		default:
 			return nil, fmt.Errorf("topo: %s: line %d: %.64q: want path = text, or path -> path", name, n, line)
 		}
+		if !fs.ValidPath(key) || isLink && !isText && !fs.ValidPath(to) {
+			return nil, fmt.Errorf("topo: %s: line %d: %.64q: want paths like class/infiniband/mlx5_0", name, n, line)
+		}
 		r.add(key)
 	}
 	if err := lines.Err(); err != nil {
