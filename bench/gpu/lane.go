@@ -82,7 +82,9 @@ func (s *shares) Opened(n int) { s.ended -= n }
 
 func (s *shares) Closed(_ uint64, err error) {
 	s.ended++
-	s.err = errors.Join(s.err, err)
+	if err != nil {
+		s.err = err
+	}
 }
 
 // engineRates is rates through the engine's own way instead of the bare stream: shares
@@ -129,11 +131,11 @@ func (b *bench) engineRates(opts cuda.Options, piece func(slot uint64) []gpu.Cop
 		given, from := 0, time.Now()
 		for n := 0; n < pieces || o.ended < given; {
 			// As many as the lane has slots, and one to go on with.
-			for ; n < pieces && given-o.ended <= arenaSlots*len(piece(0)); n++ {
+			for at := now(); n < pieces && given-o.ended <= arenaSlots*len(piece(0)); n++ {
 				for k, c := range piece(uint64(n) % arenaSlots) {
 					it := pxn.Item{Span: xfer.Span{Source: c.Src, Dest: uint64(k+1) << 24, Length: c.Length}, Owner: &o, Target: target}
 					given++
-					if why := path.Submit(now(), "m1", &it); why != xfer.NoReason {
+					if why := path.Submit(at, "m1", &it); why != xfer.NoReason {
 						return nil, fmt.Errorf("piece %d: %v", n, why)
 					}
 				}

@@ -164,10 +164,10 @@ func gather(b *bench) error {
 			}{
 				{"kernel, stream doorbell", cuda.Options{}},
 				{"kernel, stream doorbell, one stream", cuda.Options{Streams: 1}},
-				{"kernel, stream doorbell, high priority", cuda.Options{HighPriority: true}},
+				{"kernel, stream doorbell, low priority", cuda.Options{LowPriority: true}},
 				{"kernel, kernel doorbell", cuda.Options{Doorbell: cuda.KernelDoorbell}},
 			} {
-				if way.opts.HighPriority && blocks != 4 {
+				if way.opts.LowPriority && blocks != 4 {
 					continue
 				}
 				way.opts.GatherBlocks = blocks

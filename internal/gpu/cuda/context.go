@@ -47,7 +47,7 @@ func (d *device) start() error {
 
 func (d *device) prepare(f *frame) error {
 	drv := d.p.drv
-	if d.p.opts.HighPriority {
+	if !d.p.opts.LowPriority {
 		if err := d.check("cuCtxGetStreamPriorityRange", f.call(drv.ctxGetStreamPriorityRange, addr(&f.pair[0]), addr(&f.pair[1]))); err != nil {
 			return err
 		}

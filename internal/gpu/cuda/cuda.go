@@ -59,8 +59,10 @@ type Options struct {
 	NoKernel bool
 	// Doorbell is who rings for a stream's CopyWrite64.
 	Doorbell Doorbell
-	// HighPriority gives streams the device's greatest priority, not the least.
-	HighPriority bool
+	// LowPriority gives streams the device's least priority, which is what a model's have
+	// if it does not say, not the greatest. The driver shares a few queues among all
+	// streams of one priority: a launch may then wait for all that the model has queued.
+	LowPriority bool
 	// Sysfs is where sysfs is mounted; "" means /sys.
 	Sysfs string
 	// Logger takes life-cycle messages. Nil means none.
@@ -179,7 +181,8 @@ func (p *Provider) describe(f *frame, index int) (*device, error) {
 	}
 	d.info.IPC = attrs[6] == 1 || drv.version < ipcDriver && attrs[5] == 1
 	d.info.DirectRDMA, d.info.DMABuf = attrs[7] == 1, attrs[8] == 1
-	d.blocks = max(1, min(p.opts.GatherBlocks, int(attrs[0])))
+	d.multiprocessors = max(1, int(attrs[0]))
+	d.blocks = min(p.opts.GatherBlocks, d.multiprocessors)
 	if d.engineBytes = p.opts.EngineBytes; d.engineBytes == 0 {
 		d.engineBytes = engineBytes(d.blocks)
 	}

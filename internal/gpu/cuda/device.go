@@ -12,16 +12,17 @@ import (
 
 // device is the state that all who opened one bus id share.
 type device struct {
-	p           *Provider
-	ordinal     int32    // CUdevice
-	blocks      int      // of the gather kernel, at most
-	engineBytes uint64   // from which on a run is for a copy engine
-	write64     dl.Proc  // none if there are no stream memory operations
-	info        gpu.Info // but for what opening disproves
-	context     atomic.Uint64
-	lost        atomic.Pointer[failure]
-	hosts       hosts
-	stats       stats
+	p               *Provider
+	ordinal         int32 // CUdevice
+	blocks          int   // of the gather kernel, at most
+	multiprocessors int
+	engineBytes     uint64   // from which on a run is for a copy engine
+	write64         dl.Proc  // none if there are no stream memory operations
+	info            gpu.Info // but for what opening disproves
+	context         atomic.Uint64
+	lost            atomic.Pointer[failure]
+	hosts           hosts
+	stats           stats
 
 	allocs, imports, hostMaps, streams, events atomic.Int64
 

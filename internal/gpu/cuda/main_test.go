@@ -234,7 +234,7 @@ func TestConformanceOfFake(t *testing.T) {
 	}{
 		{"all", Options{}, []string{"BATCH_V1", "BATCH_V2", "DRIVER=13000"}, gpu.Info{StreamMemOps: true, BatchedCopy: true}},
 		{"old stream writes, first batch call", Options{EngineBytes: 1024, Streams: 1}, []string{"BATCH_V1", "WRITE64=0", "WRITE64_V1=1", "NO_WRITE64_V2"}, gpu.Info{StreamMemOps: true, BatchedCopy: true}},
-		{"nothing but single copies", Options{HighPriority: true}, []string{"WRITE64=0", "LOAD_ERROR=222"}, gpu.Info{}},
+		{"nothing but single copies", Options{LowPriority: true}, []string{"WRITE64=0", "LOAD_ERROR=222"}, gpu.Info{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p, f := fake(t, tc.opts, tc.macros...)

@@ -14,7 +14,7 @@ import (
 func TestCallShapes(t *testing.T) {
 	for _, macros := range shapes {
 		t.Run(strings.Join(macros, " "), func(t *testing.T) {
-			p, f := fake(t, Options{EngineBytes: 1, HighPriority: true}, macros...)
+			p, f := fake(t, Options{EngineBytes: 1}, macros...)
 			d := first(t, p)
 			var handle [64]byte
 			var args [16]uint64

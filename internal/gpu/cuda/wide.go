@@ -192,17 +192,21 @@ func (s *Stream) take(me int) (stream uint64) {
 // spread.
 func (s *Stream) place(table int, spread bool) (stream uint64, err error) {
 	w := &s.wide
-	if !spread {
+	switch {
+	case !spread || 2*s.d.blocks > s.d.multiprocessors: // one launch fills the machine
 		return s.own(), s.narrow()
+	case !w.on && !w.last:
+		w.last = true
+		return s.own(), nil
+	case !w.on:
+		err = s.fork()
+	case table == 0 && w.used&1 != 0:
+		// The next round waits for all of this one. Else there would always be a launch
+		// that waits for a multiprocessor, and the model would never have it back.
+		err = s.meet()
 	}
-	if !w.on {
-		if !w.last {
-			w.last = true
-			return s.own(), nil
-		}
-		if err := s.fork(); err != nil {
-			return 0, err
-		}
+	if err != nil {
+		return 0, err
 	}
 	w.loose = true
 	return s.take(table), nil
