@@ -31,3 +31,12 @@ func Chosen(e *Engine, id SegmentID, from string, addr uint64, draws int) ([]str
 	}
 	return names, nil
 }
+
+// Locations are those of an engine's buffers, as it publishes them.
+func Locations(e *Engine) []string {
+	var names []string
+	for _, b := range e.local.Desc().Buffers {
+		names = append(names, b.Name)
+	}
+	return names
+}

@@ -1,14 +1,18 @@
 package railhop
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/ledger"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/segment"
+	"github.com/railhop/railhop/internal/topo"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -94,7 +98,7 @@ func (e *Engine) classify(r Region) (*segment.Buffer, error) {
 	}
 	if b.Memory.Kind != gpu.DeviceMemory {
 		if b.Location == "" || b.Location == "*" {
-			b.Location = e.hostLocation()
+			b.Location = e.hostLocation(r.Addr)
 		}
 		return b, nil
 	}
@@ -113,18 +117,26 @@ func (e *Engine) classify(r Region) (*segment.Buffer, error) {
 	return b, nil
 }
 
-// hostLocation is the location of host memory: the node, if there is one only.
-func (e *Engine) hostLocation() string {
-	name := "*"
+// hostLocation is the location of host memory: the node, if there is one only, or else
+// that of its first page, if that was touched.
+func (e *Engine) hostLocation(addr uint64) string {
+	const anywhere = "*"
+	name := ""
 	for l := range e.cfg.Topology {
-		if len(l) > 4 && l[:4] == "cpu:" {
-			if name != "*" {
-				return "*"
+		if strings.HasPrefix(l, "cpu:") {
+			if name != "" {
+				name = anywhere
+				break
 			}
 			name = l
 		}
 	}
-	return name
+	if name == anywhere {
+		if node, ok := topo.PageNode(addr); ok {
+			name = "cpu:" + strconv.Itoa(node)
+		}
+	}
+	return cmp.Or(name, anywhere)
 }
 
 // pin registers a buffer's chunks with every NIC.

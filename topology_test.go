@@ -2,9 +2,11 @@ package railhop_test
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/railhop/railhop/internal/gpu/softgpu"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/nic/softnic"
+	"github.com/railhop/railhop/internal/topo"
 )
 
 // TestLocalTopology has the matrix that engines go by.
@@ -176,6 +179,49 @@ func TestPeerNIC(t *testing.T) {
 			if err != nil || strings.Join(got, " ") != tt.want {
 				t.Errorf("%s, %v, want %s", got, err, tt.want)
 			}
+		})
+	}
+}
+
+// TestLocation has the names that host memory is published by.
+func TestLocation(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ name, topology, given, want string }{
+		{"one node", `{"cpu:3":[["m0"],[]]}`, "", "cpu:3"},
+		{"no node", `{"cuda:0":[["m0"],[]]}`, "*", "*"},
+		{"two nodes", `{"cpu:0":[["m0"],[]],"cpu:1":[["m0"],[]]}`, "*", "of the page"},
+		{"as the caller says", `{"cpu:0":[["m0"],[]],"cpu:1":[["m0"],[]]}`, "cpu:1", "cpu:1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			cfg := railhop.Defaults()
+			cfg.Host, cfg.Registry, cfg.Settings.Transport.TopologyFile = "127.0.0.1", t.TempDir(), tt.topology
+			cfg.NICs = must(softnic.New(softnic.Options{Devices: must(softnic.ParseDevices("m0=127.0.0.1"))}))
+			cfg.Settings.Providers = config.Providers{Soft: true}
+			e, err := railhop.Open(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.Close()
+			mem := railhop.Heap(8192)
+			for i := range mem {
+				mem[i] = 1
+			}
+			addr := railhop.AddressOf(mem)
+			if err := e.Register(addr, 8192, tt.given); err != nil {
+				t.Fatal(err)
+			}
+			want := tt.want
+			if want == "of the page" {
+				want = "*"
+				if node, ok := topo.PageNode(addr); ok {
+					want = fmt.Sprintf("cpu:%d", node)
+				}
+			}
+			if got := railhop.Locations(e); len(got) != 1 || got[0] != want {
+				t.Errorf("%q, want %s", got, want)
+			}
+			runtime.KeepAlive(mem)
 		})
 	}
 }

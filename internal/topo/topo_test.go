@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/nic"
@@ -417,5 +418,27 @@ func TestReadMatrix(t *testing.T) {
 		if err != nil && !strings.Contains(err.Error(), tc.want) || err == nil && lines(m) != tc.want {
 			t.Errorf("ReadMatrix(%q) = %q, %v: want %q", tc.in, lines(m), err, tc.want)
 		}
+	}
+}
+
+func TestPageNode(t *testing.T) {
+	mem, err := unix.Mmap(-1, 0, 2*os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	must(t, err)
+	defer unix.Munmap(mem)
+	mem[10] = 1
+	addr := hostAddress(mem)
+	if _, ok := PageNode(addr + uint64(os.Getpagesize())); ok {
+		t.Error("a page that was never touched has a node")
+	}
+	if _, ok := PageNode(0); ok {
+		t.Error("what is not mapped has a node")
+	}
+	node, ok := PageNode(addr + 10)
+	if !ok {
+		t.Skip("the kernel does not say where pages are")
+	}
+	m, err := Read(Host(), nil)
+	if err == nil && len(m.Nodes) > 0 && !slices.ContainsFunc(m.Nodes, func(n Node) bool { return n.ID == node }) {
+		t.Errorf("a page is on node %d, and there are %+v", node, m.Nodes)
 	}
 }
