@@ -13,6 +13,9 @@
  * parent goes on and may change it, a number counts only if the child's descriptor is
  * the same file.
  *
+ * What Go's runtime has done to signals is undone as well: its handlers would wait for
+ * threads that the child does not have.
+ *
  * Only functions that may follow a fork are called, and nothing is allocated.
  */
 #define _GNU_SOURCE
@@ -24,6 +27,7 @@
 #include <limits.h>
 #include <link.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -217,7 +221,25 @@ static void unmap_files(void) {
     close(l.fd);
 }
 
+enum { SIGNALS = 64 };
+static struct sigaction before[SIGNALS + 1]; /* what signals did before the library was loaded */
+
+static void restore_signals(void) {
+    struct sigaction now;
+    for (int s = 1; s <= SIGNALS; s++) {
+        if (sigaction(s, NULL, &now) != 0) continue;
+        uintptr_t handler = now.sa_flags & SA_SIGINFO ? (uintptr_t)now.sa_sigaction : (uintptr_t)now.sa_handler;
+        if (handler >= self.from && handler < self.to) sigaction(s, &before[s], NULL);
+    }
+}
+
+/* Of all constructors the first: before the one of Go's runtime. */
+__attribute__((constructor(101))) static void loading(void) {
+    for (int s = 1; s <= SIGNALS; s++) sigaction(s, NULL, &before[s]);
+}
+
 static void in_child(void) {
+    restore_signals();
     unmap_files();
     close_descriptors();
 }
