@@ -40,7 +40,8 @@ func TestLocalTopology(t *testing.T) {
 		{name: "device argument", devices: []string{"mlx5_0"}, want: map[string][2][]string{"cpu:0": {{"mlx5_0"}, {}}, "cuda:0": {{"mlx5_0"}, {}}}},
 		{
 			name: "filter", set: settings{"MC_TE_FILTERS": " mlx5_1 , mlx5_9"},
-			want: map[string][2][]string{"cpu:0": {{"mlx5_1"}, {}}, "cuda:0": {{"mlx5_1"}, {}}},
+			want:  map[string][2][]string{"cpu:0": {{"mlx5_1"}, {}}, "cuda:0": {{"mlx5_1"}, {}}},
+			warns: "nic=mlx5_9",
 		},
 		{name: "filter and argument", set: settings{"MC_TE_FILTERS": "mlx5_1"}, devices: []string{"mlx5_0"}, fails: railhop.ErrNoProvider},
 		{

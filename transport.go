@@ -3,6 +3,7 @@ package railhop
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/railhop/railhop/internal/config"
@@ -41,6 +42,11 @@ func (h *host) choose(cfg Config) (transport, error) {
 		var err error
 		if names, err = h.nics.Devices(); err != nil {
 			return transport{}, fmt.Errorf("railhop: list NICs: %w", err)
+		}
+		for _, f := range h.filters {
+			if !slices.Contains(names, f.Name) {
+				h.log.Warn("MC_TE_FILTERS names a NIC that is not there or cannot be used", "nic", f.Name, "there", names)
+			}
 		}
 	}
 	return chooseTransport(cfg.Protocol, cfg.Settings, names)

@@ -72,6 +72,7 @@ type hostTopology struct {
 	Why      string              `json:"rails_why"`
 	Notes    []string            `json:"notes"`
 	gids     map[string]topo.GID // by NIC
+	own      bool                // it is this host, and not a record or played
 }
 
 func (a *app) topology(cmd *cobra.Command, o topologyOptions) error {
@@ -84,12 +85,14 @@ func (a *app) topology(cmd *cobra.Command, o topologyOptions) error {
 		return usagef("topology: --soft and --root exclude each other: want one of them")
 	case o.record != "" && (o.soft.on || o.root != ""):
 		return usagef("topology: --record is for this host's own hardware: want it without --soft and --root")
+	case o.record == "-":
+		return usagef("topology: --record -: want a file")
 	case o.all && !a.json:
 		return usagef("topology: --all is for --json: want both, or neither")
 	case a.json && o.svg == "-":
 		return usagef("topology: --json and --svg - both write to standard output: want a file for --svg")
 	}
-	h, err := a.lookAtHost(cmd, o, env)
+	h, err := a.lookAtHost(o, env)
 	if err != nil {
 		return err
 	}
@@ -122,7 +125,7 @@ func writeTo(name string, out io.Writer, write func(io.Writer) error) error {
 	return errors.Join(write(f), f.Close())
 }
 
-func (a *app) lookAtHost(cmd *cobra.Command, o topologyOptions, env config.Env) (*hostTopology, error) {
+func (a *app) lookAtHost(o topologyOptions, env config.Env) (*hostTopology, error) {
 	h := &hostTopology{Problems: make(map[string]string), Rails: make(map[string]string), Notes: []string{}, gids: make(map[string]topo.GID)}
 	var err error
 	switch {
@@ -137,18 +140,18 @@ func (a *app) lookAtHost(cmd *cobra.Command, o topologyOptions, env config.Env) 
 		h.From = "played in software"
 		h.Machine, err = playedMachine(env, a.log)
 	default:
-		h.From = "this host"
-		err = h.own(o, env, a.log)
+		h.From, h.own = "this host", true
+		err = h.look(o.record, a.log)
 	}
 	if err != nil {
 		return nil, err
 	}
-	h.judge(env, o)
+	h.judge(env)
 	return h, h.match(env)
 }
 
-// own reads this host.
-func (h *hostTopology) own(o topologyOptions, env config.Env, log *slog.Logger) error {
+// look reads this host, and keeps what it reads in a file if that has a name.
+func (h *hostTopology) look(file string, log *slog.Logger) error {
 	gpus := []topo.GPU{}
 	p, err := cuda.Open(cuda.Options{Logger: log})
 	if err == nil {
@@ -159,14 +162,14 @@ func (h *hostTopology) own(o topologyOptions, env config.Env, log *slog.Logger) 
 	}
 	tree := topo.Host()
 	rec := topo.Record(tree)
-	if o.record != "" {
+	if file != "" {
 		tree = rec
 	}
-	if h.Machine, err = topo.Read(tree, gpus); err != nil || o.record == "" {
+	if h.Machine, err = topo.Read(tree, gpus); err != nil || file == "" {
 		return err
 	}
 	if err = topo.KeepGPUs(rec, gpus); err == nil {
-		err = writeTo(o.record, nil, rec.Write)
+		err = writeTo(file, nil, rec.Write)
 	}
 	if err != nil {
 		return fmt.Errorf("topology: --record: %w", err)
@@ -218,8 +221,7 @@ func playedMachine(env config.Env, log *slog.Logger) (*topo.Machine, error) {
 }
 
 // judge finds out which NICs are used, and by which GID.
-func (h *hostTopology) judge(env config.Env, o topologyOptions) {
-	own := h.From == "this host"
+func (h *hostTopology) judge(env config.Env) {
 	for i := range h.Machine.NICs {
 		n := &h.Machine.NICs[i]
 		num := env.RDMA.Port
@@ -234,7 +236,7 @@ func (h *hostTopology) judge(env config.Env, o topologyOptions) {
 			}
 		}
 		why := n.Problem(num)
-		if why == "" && own {
+		if why == "" && h.own {
 			why = deviceProblem(n)
 		}
 		if why == "" {

@@ -173,6 +173,8 @@ func TestTopologyUsage(t *testing.T) {
 	}{
 		{"--soft --root x", 2, "--soft and --root exclude each other"},
 		{"--soft --record x", 2, "--record is for this host's own hardware"},
+		{"--record -", 2, "want a file"},
+		{"--record /not/there/x", 1, "--record: open /not/there/x"},
 		{"--all", 2, "--all is for --json"},
 		{"--json --svg -", 2, "both write to standard output"},
 		{"x", 2, `unexpected argument "x"`},
