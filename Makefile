@@ -28,7 +28,7 @@ TEST_TIMEOUT ?= 8m
 inprocess = $(shell go list ./... | grep -vxF $(MULTIPROCESS:%=-e github.com/railhop/%))
 race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(TEST_RACE)),$(inprocess)))
 
-.PHONY: interop conformance compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
+.PHONY: interop conformance callers compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,12 @@ conformance: setup ## compare the wheel and ours with the 135 rows; WHEEL=newest
 	@overlay=$$(tools/conformance/setup.sh); odd=0; \
 		.cache/interop/bin/python tools/conformance $(ROWS:%=--rows %) || odd=1; \
 		PYTHONPATH=$$overlay .cache/ours/bin/python tools/conformance $(ROWS:%=--rows %) || odd=1; exit $$odd
+
+callers: ## run SGLang's and vLLM's own transfer code, from their packages, on ours
+	@overlay=$$(tools/conformance/setup.sh); .cache/ours/bin/python tools/callers/fetch.py; \
+		export PYTHONPATH=$$overlay:$(CURDIR)/.cache/callers/site; \
+		.cache/ours/bin/python tools/callers/sglang_wrapper.py prefill; \
+		.cache/ours/bin/python tools/callers/vllm_connector.py producer
 
 compare: interop ## measure writes by TCP beside the wheel's
 	go run ./tools/interop/compare

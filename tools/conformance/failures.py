@@ -184,7 +184,7 @@ def _(rig):
     "grows",
     "stays",
     env={"MC_TRANSFER_TIMEOUT": "1", "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535"},
-    limit=120,
+    limit=60,
     note="only what times out is leaked: what the peer refuses is freed",
 )
 def _(rig):
