@@ -136,12 +136,12 @@ func (a *app) lookAtHost(o topologyOptions, env config.Env) (*hostTopology, erro
 			return nil, terr
 		}
 		h.Machine, err = topo.Read(tree, nil)
-	case o.soft.on || env.Providers.Soft:
+	case o.soft.on || env.Providers.Soft && !env.Providers.Verbs:
 		h.From = "played in software"
 		h.Machine, err = playedMachine(env, a.log)
 	default:
 		h.From, h.own = "this host", true
-		err = h.look(o.record, a.log)
+		err = h.look(o.record, env, a.log)
 	}
 	if err != nil {
 		return nil, err
@@ -150,23 +150,39 @@ func (a *app) lookAtHost(o topologyOptions, env config.Env) (*hostTopology, erro
 	return h, h.match(env)
 }
 
-// look reads this host, and keeps what it reads in a file if that has a name.
-func (h *hostTopology) look(file string, log *slog.Logger) error {
+// look reads this host, and keeps what it reads in a file if that has a name. GPUs may be
+// played beside real NICs.
+func (h *hostTopology) look(file string, env config.Env, log *slog.Logger) error {
 	gpus := []topo.GPU{}
-	p, err := cuda.Open(cuda.Options{Logger: log})
-	if err == nil {
-		gpus, err = topo.AskGPUs(p)
-	}
-	if err != nil {
-		h.note("no GPU can be used: %w", err)
+	var err error
+	if env.Providers.Soft {
+		if gpus, err = playedGPUs(env.Providers.SoftGPUs, log); err != nil {
+			return err
+		}
+	} else {
+		p, err := cuda.Open(cuda.Options{Logger: log})
+		if err == nil {
+			gpus, err = topo.AskGPUs(p)
+		}
+		if err != nil {
+			h.note("no GPU can be used: %w", err)
+		}
 	}
 	tree := topo.Host()
 	rec := topo.Record(tree)
 	if file != "" {
 		tree = rec
 	}
-	if h.Machine, err = topo.Read(tree, gpus); err != nil || file == "" {
+	if h.Machine, err = topo.Read(tree, gpus); err != nil {
 		return err
+	}
+	for i := range gpus {
+		if env.Providers.Soft { // whatever has that bus id here is another
+			h.Machine.GPUs[i].Place = gpus[i].Place
+		}
+	}
+	if file == "" {
+		return nil
 	}
 	if err = topo.KeepGPUs(rec, gpus); err == nil {
 		err = writeTo(file, nil, rec.Write)
@@ -188,22 +204,10 @@ func playedMachine(env config.Env, log *slog.Logger) (*topo.Machine, error) {
 	if softNICs == "" && softGPUs == "" {
 		softNICs, softGPUs = "mlx5_0=127.0.0.1;mlx5_1=127.0.0.1", "2"
 	}
-	m := &topo.Machine{}
-	if softGPUs != "" {
-		configs, err := softgpu.ParseDevices(softGPUs)
-		if err != nil {
-			return nil, fmt.Errorf("RAILHOP_SOFT_GPUS: %w", err)
-		}
-		p, err := softgpu.New(softgpu.Options{Devices: configs, Current: -1, Logger: log})
-		if err != nil {
-			return nil, err
-		}
-		if m.GPUs, err = topo.AskGPUs(p); err != nil {
-			return nil, err
-		}
-		for i := range m.GPUs {
-			m.GPUs[i].Place = topo.Place{NUMA: m.GPUs[i].NUMA}
-		}
+	gpus, err := playedGPUs(softGPUs, log)
+	m := &topo.Machine{GPUs: gpus}
+	if err != nil {
+		return nil, err
 	}
 	if softNICs == "" {
 		return m, nil
@@ -218,6 +222,25 @@ func playedMachine(env config.Env, log *slog.Logger) (*topo.Machine, error) {
 		m.NICs = append(m.NICs, topo.NIC{Name: c.Name, Place: topo.Place{NUMA: c.NUMA}, Ports: []topo.Port{port}})
 	}
 	return m, nil
+}
+
+func playedGPUs(text string, log *slog.Logger) ([]topo.GPU, error) {
+	if text == "" {
+		return []topo.GPU{}, nil
+	}
+	configs, err := softgpu.ParseDevices(text)
+	if err != nil {
+		return nil, fmt.Errorf("RAILHOP_SOFT_GPUS: %w", err)
+	}
+	p, err := softgpu.New(softgpu.Options{Devices: configs, Current: -1, Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	gpus, err := topo.AskGPUs(p)
+	for i := range gpus {
+		gpus[i].Place.NUMA = gpus[i].NUMA
+	}
+	return gpus, err
 }
 
 // judge finds out which NICs are used, and by which GID.

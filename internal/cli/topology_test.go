@@ -109,6 +109,10 @@ func TestTopologyPlayed(t *testing.T) {
 	if status != 0 || errOut != "" {
 		t.Errorf("status %d, %q", status, errOut)
 	}
+	t.Setenv("RAILHOP_PROVIDERS", "soft,verbs")
+	if status, out, errOut := runMain("topology"); status != 0 || !strings.Contains(out, "this host") || !strings.Contains(out, "soft GPU") {
+		t.Errorf("GPUs played beside this host's NICs: status %d, %s%s", status, out, errOut)
+	}
 	t.Setenv("RAILHOP_SOFT_NICS", "a")
 	if status, _, errOut := runMain("topology", "--soft"); status != 1 || !strings.Contains(errOut, "RAILHOP_SOFT_NICS") {
 		t.Errorf("bad NICs: status %d, %q", status, errOut)

@@ -1,6 +1,7 @@
 package topo
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -23,9 +24,34 @@ func TestRecordedVM(t *testing.T) {
 	diff(t, m.Groups(), []Group{{NUMA: -1, Host: "pci0000:00", GPUs: []int{0}}})
 }
 
+// TestRecordedSoftRoCE reads what was recorded on a virtual machine with Soft-RoCE
+// devices on one switch.
+func TestRecordedSoftRoCE(t *testing.T) {
+	tree, err := Open("testdata/rxe-vm.sysfs")
+	must(t, err)
+	m, err := Read(tree, nil)
+	must(t, err)
+	if len(m.GPUs) != 0 || len(m.NICs) != 3 {
+		t.Fatalf("%+v", m)
+	}
+	for i := range m.NICs {
+		n := &m.NICs[i]
+		best, ok := n.Port(1).Best()
+		if n.Problem(1) != "" || !ok || best.Index != 1 || best.Netdev != fmt.Sprintf("net%d", i) || best.Subnet.String() != "::ffff:10.99.0.0/120" {
+			t.Errorf("%s: %q, %+v", n.Name, n.Problem(1), best)
+		}
+		for _, g := range n.Port(1).GIDs {
+			if !g.Subnet.Contains(g.Addr) {
+				t.Errorf("%s: %v is not in its subnet, %v", n.Name, g.Addr, g.Subnet)
+			}
+		}
+	}
+	diff(t, lines(m.Matrix(names(m))), "cpu:0: | rxe0 rxe1 rxe2\n")
+}
+
 // FuzzRecord reads whatever is given for a record.
 func FuzzRecord(f *testing.F) {
-	for _, name := range []string{"soft-roce", "no-nic", "h200-vm"} { // the small ones
+	for _, name := range []string{"rxe-vm", "no-nic", "h200-vm"} { // the small ones
 		text, err := os.ReadFile("testdata/" + name + ".sysfs")
 		if err != nil {
 			f.Fatal(err)
