@@ -146,8 +146,10 @@ func fence(b *bench) error {
 			for i := range c.tries {
 				value := byte(i%250 + 1)
 				// The model: something slow, and then the cache.
-				if err := b.raw.copy(gpu.Copy{Dst: b.src + 2*scrap, Src: b.src + scrap, Length: scrap}, c.stream); err != nil {
-					return err
+				for range 8 {
+					if err := b.raw.copy(gpu.Copy{Dst: b.src + 2*scrap, Src: b.src + scrap, Length: scrap}, c.stream); err != nil {
+						return err
+					}
 				}
 				if err := b.raw.fill(b.src, value, 2*size, c.stream); err != nil {
 					return err

@@ -23,7 +23,7 @@ struct Arguments {
   u64 bell_value;
   u32 count;          // spans
   u32 share;          // spans a warp fetches at a time, 1..32
-  u32 team;           // threads that copy a span together: 8 or 32
+  u32 team;           // threads that copy a span together: 8, 16 or 32
   u32 zero;
 };
 

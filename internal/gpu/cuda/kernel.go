@@ -74,7 +74,8 @@ func shape(blocks, n int, bytes uint64) (grid, threads, share, team int) {
 	const (
 		blockBytes = 16 << 10 // worth a block of its own
 		blockSpans = 128
-		teamBytes  = 512 // of a span, that 8 threads copy in no more steps than 32
+		eightBytes = 1 << 10 // of a span, which 8 threads copy with 8 loads underway each
+		halfBytes  = 2 << 10 // likewise 16 threads
 	)
 	grid = max(1, min(blocks, max(int((bytes+blockBytes-1)/blockBytes), (n+blockSpans-1)/blockSpans)))
 	threads = 1024
@@ -84,8 +85,16 @@ func shape(blocks, n int, bytes uint64) (grid, threads, share, team int) {
 	warps := grid * threads / 32
 	share = min(32, max(1, (n+warps-1)/warps))
 	team = 32
-	if n > 0 && bytes/uint64(n) <= teamBytes {
-		team = 8
+	if n > 0 {
+		switch each := bytes / uint64(n); {
+		case each <= eightBytes:
+			team = 8
+		case each <= halfBytes:
+			team = 16
+		}
+	}
+	for team < 32 && team*share < 32 {
+		team *= 2 // a warp has too few spans for so many teams
 	}
 	return grid, threads, share, team
 }

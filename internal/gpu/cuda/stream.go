@@ -218,6 +218,9 @@ func (s *Stream) copy(copies []gpu.Copy, ring bell, loose bool) (rung bool, err 
 	turn := 0
 	if loose && w.on {
 		turn = w.turn
+		if w.tables != nil && len(w.tables[turn].room()) < max(len(copies), sideSpans/4) {
+			turn, loose = 0, false // the stream's own table has room for more
+		}
 	}
 	for whole := true; len(copies) > 0 || b.run.Length > 0; whole = false {
 		var t *table

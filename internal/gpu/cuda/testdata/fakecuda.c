@@ -542,7 +542,7 @@ EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, u
   if (!gx || gx > 132 || bx > 1024 || bx % 32) return INVALID_VALUE;
   if ((uint64_t)extra[0] != 1 || (uint64_t)extra[2] != 2 || extra[4] || *(size_t *)extra[3] != sizeof(struct arguments)) return INVALID_VALUE;
   struct arguments a = *(struct arguments *)extra[1];
-  if (!a.share || a.share > 32 || (a.team != 8 && a.team != 32) || a.zero) return INVALID_VALUE;
+  if (!a.share || a.share > 32 || (a.team != 8 && a.team != 16 && a.team != 32) || a.zero) return INVALID_VALUE;
   if (!usable((uint64_t)a.arrived, 4) || !usable((uint64_t)a.done, 8) || (a.bell && !usable((uint64_t)a.bell, 8))) return fault();
   if (a.count && !usable((uint64_t)a.spans, a.count * sizeof *a.spans)) return fault();
   for (uint32_t i = 0; i < a.count; i++) {
