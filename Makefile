@@ -21,6 +21,9 @@ FROM ?= 1
 ROUNDS ?= 2000
 TOUCH ?= 1024
 TRACE ?=
+# How long make soak runs, and which rows make conformance runs, such as 1,20-30 (all).
+MINUTES ?= 10
+ROWS ?=
 # More flags for go test, such as TESTFLAGS='-run Lane -v'.
 TESTFLAGS ?=
 TEST_TIMEOUT ?= 8m
@@ -28,7 +31,7 @@ TEST_TIMEOUT ?= 8m
 inprocess = $(shell go list ./... | grep -vxF $(MULTIPROCESS:%=-e github.com/railhop/%))
 race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(TEST_RACE)),$(inprocess)))
 
-.PHONY: interop conformance callers compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
+.PHONY: interop conformance callers soak compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +65,11 @@ callers: ## run SGLang's and vLLM's own transfer code, from their packages, on o
 		export PYTHONPATH=$$overlay:$(CURDIR)/.cache/callers/site; \
 		.cache/ours/bin/python tools/callers/sglang_wrapper.py prefill; \
 		.cache/ours/bin/python tools/callers/vllm_connector.py producer
+
+soak: setup ## random transfers and restarts for MINUTES (10), with the wheel and without, watching growth
+	tools/interop/setup.sh
+	@overlay=$$(tools/conformance/setup.sh); .cache/ours/bin/python tools/soak --minutes $(MINUTES) \
+		--overlay $$overlay --ours .cache/ours/bin/python --wheel .cache/interop/bin/python
 
 compare: interop ## measure writes by TCP beside the wheel's
 	go run ./tools/interop/compare
