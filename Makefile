@@ -13,7 +13,8 @@ FUZZTIME ?= 1m
 # (all but the packages below), all, or none.
 TEST_RACE ?= inprocess
 # Packages whose tests start processes and take long under the race detector.
-MULTIPROCESS := railhop railhop/internal/cli railhop/internal/faulttest railhop/internal/testkit
+MULTIPROCESS := railhop railhop/internal/cli railhop/internal/faulttest railhop/internal/testkit \
+	railhop/cmd/libtransfer_engine railhop/python
 # Seeds of make sim.
 SEEDS ?= 20000
 FROM ?= 1
@@ -31,7 +32,7 @@ TEST_TIMEOUT ?= 8m
 inprocess = $(shell go list ./... | grep -vxF $(MULTIPROCESS:%=-e github.com/railhop/%))
 race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(TEST_RACE)),$(inprocess)))
 
-.PHONY: interop conformance callers soak compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
+.PHONY: lib wheel interop conformance callers soak compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +43,21 @@ setup: ## install what is missing and fetch the modules
 build: ## build bin/railhop
 	@tools/setup.sh build
 	go build -trimpath -o bin/railhop ./cmd/railhop
+
+lib: ## build bin/libtransfer_engine.so for C callers, with its headers
+	@tools/setup.sh
+	CGO_ENABLED=1 go build -trimpath -buildvcs=false -buildmode=c-shared -ldflags '-s -w -extldflags=-Wl,-soname,libtransfer_engine.so' \
+		-o bin/libtransfer_engine.so ./cmd/libtransfer_engine
+	cp cmd/libtransfer_engine/transfer_engine_c.h cmd/libtransfer_engine/railhop.h bin/ && rm -f bin/libtransfer_engine.h
+
+# The C compiler that links against an old glibc.
+ZIG ?= 0.15.2
+
+wheel: setup ## build the Python wheels for manylinux_2_28 in dist, with zig cc
+	[ -x .cache/wheel/bin/python ] || python3 -m venv .cache/wheel
+	.cache/wheel/bin/pip install --quiet --disable-pip-version-check ziglang==$(ZIG)
+	.cache/wheel/bin/python python/build_railhop.py --manylinux dist
+	go test -count=1 -run '^TestWheel' ./python
 
 demo: build ## play a small rail fabric on this machine, without hardware
 	bin/railhop demo --soft
@@ -81,6 +97,7 @@ lint: setup ## gofmt, go vet and staticcheck, for amd64 and arm64
 	@unformatted=$$(gofmt -l .); \
 		if [ -n "$$unformatted" ]; then echo "not as gofmt writes it:"; echo "$$unformatted"; exit 1; fi
 	GOARCH=amd64 go vet ./...
+	CGO_ENABLED=1 go vet ./cmd/libtransfer_engine
 	GOARCH=arm64 go vet ./...
 	GOARCH=arm64 go build ./...
 	go tool staticcheck ./...
@@ -114,4 +131,4 @@ bench-gpu: setup ## measure the GPU layer, on a machine with a GPU, and write do
 	go run ./bench/gpu -docs
 
 clean: ## remove what was built
-	rm -rf bin report*.html
+	rm -rf bin dist report*.html

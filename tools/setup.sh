@@ -33,5 +33,16 @@ if ! { command -v etcd && command -v redis-server; } >/dev/null && command -v ap
 		echo "setup: cannot install them: their tests are skipped" >&2
 fi
 
+# The Python module is built and tested in a clean virtual environment; its tests skip
+# without one.
+if ! python3 -c 'import ensurepip, sysconfig; open(sysconfig.get_paths()["include"] + "/Python.h").close()' 2>/dev/null &&
+	command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+	echo "setup: installing Python's headers and venv"
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update -qq
+	apt-get install -qq -y --no-install-recommends python3 python3-dev python3-venv >/dev/null ||
+		echo "setup: cannot install them: the Python module's tests are skipped" >&2
+fi
+
 # What is in the module cache already needs no network.
 go mod download

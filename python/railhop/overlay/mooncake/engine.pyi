@@ -1,0 +1,1 @@
+from railhop._engine import *
