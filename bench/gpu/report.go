@@ -116,6 +116,20 @@ itself. In the column *through path/pxn* the same pieces go through the engine's
 at once: queue, packing, descriptor, copy, doorbell, completion. Rates are of payload. Before it measures, a run compares every byte of spans of all sizes and alignments. One GPU
 says nothing about NVLink, nor about a NIC's reads.
 
+A row of long pieces takes turns on six streams (copies: on four) and its doorbells are stored by one more; a way with *one stream*
+does not. *As the engine* is how path/pxn gives pieces of a few copies: behind others, up to six share a call and a doorbell, and
+where their sources lie back to back they are one copy.
+
+*Crossover*: a run of 700 KiB or more goes to a copy engine (with 4 blocks), which is where that is as fast as one launch on one
+stream; a row of launches would be faster still, but copy engines take no multiprocessor from the model.
+
+*Beside a model*: the product is one kernel whose 132 blocks take a whole multiprocessor each (384 threads of 168 registers: no
+room for even one warp) and stay until the end. So a launch runs only between two products, whatever its priority, and one stream
+gets two of them through for each: 11 GB/s with pieces of 8 MiB. Six streams get twelve through. They go in rounds, each of which
+waits for the one before: without rounds (commit 8540334) launches of high priority held their multiprocessors for good, and took
+21 % from the products at 395 GB/s. Streams have high priority, not for its own sake: the driver shares a few queues among all streams of one
+priority, and a launch that shares one with the model's stream waits for all that the model has queued.
+
 *Engine* is whole writes in four processes that share the GPU and are time-sliced on it: a sender, a relay, and a target on the
 rail of each. The wire is TCP of software NICs on loopback, which copy GPU memory to and from a stage: it shows that the bytes
 are right and the fence holds, and its rates are the wire's, not the engine's beside a real NIC.

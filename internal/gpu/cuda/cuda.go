@@ -44,12 +44,13 @@ const (
 type Options struct {
 	// Library is the driver's library; "" means libcuda.so.1.
 	Library string
-	// GatherBlocks is how many blocks the gather kernel has at most, each of which
-	// takes a multiprocessor while it runs. Zero means 4; more than the device has
+	// GatherBlocks is how many blocks a launch of the gather kernel has at most, each of
+	// which takes a multiprocessor while it runs. Zero means 4; more than the device has
 	// means all.
 	GatherBlocks int
 	// EngineBytes is the length from which on a contiguous run goes to a copy engine.
-	// Zero means where that is faster than the kernel: about 700 KiB with 4 blocks.
+	// Zero means where that is as fast as one launch of the kernel: about 700 KiB with
+	// 4 blocks.
 	EngineBytes uint64
 	// Streams is how many CUDA streams long operations that follow each other take
 	// turns on, 32 at most. Zero means 6. Launches of the gather kernel are such
