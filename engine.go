@@ -202,6 +202,8 @@ func (e *Engine) connect() error {
 		maxMR = min(maxMR, attr.MaxMR)
 	}
 	e.rails = plan.NewRails(env.PXN.RailMap, localNICs(opened))
+	rule, why := e.rails.Rule()
+	e.log.Info("rails here", "by", rule.String(), "why", why)
 	matrix, err := e.matrix()
 	if err != nil {
 		return err

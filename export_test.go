@@ -19,7 +19,7 @@ func Crash(e *Engine) {
 // Chosen are the peer's NICs, by name, to which slices from a local NIC go, one after
 // the other.
 func Chosen(e *Engine, id SegmentID, from string, addr uint64, draws int) ([]string, error) {
-	t := &target{engine: e, remote: e.cache.Get(id)}
+	t := &target{engine: e, remote: e.cache.Get(id), named: railNames{log: e.log}}
 	var names []string
 	for range draws {
 		c, err := t.Select(from, addr, 1, 0)

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -169,13 +170,19 @@ type railNames struct {
 	desc  *segment.Desc
 	rails []string
 	rule  plan.Rule
+	log   *slog.Logger // told of a rule that is new; nil is none
 }
 
 // of returns the rails of d's devices, worked out once for each descriptor.
 func (n *railNames) of(rails *plan.Rails, d *segment.Desc) []string {
-	if n.desc != d {
-		n.desc = d
-		n.rails, n.rule = rails.Target(targetNICs(d))
+	if n.desc == d {
+		return n.rails
+	}
+	first, before := n.desc == nil, n.rule
+	n.desc = d
+	n.rails, n.rule = rails.Target(targetNICs(d))
+	if n.log != nil && (first || n.rule != before) {
+		n.log.Info("rails of a target", "segment", d.Name, "by", n.rule.String(), "rails", n.rails)
 	}
 	return n.rails
 }
@@ -198,7 +205,7 @@ func (e *Engine) target(id xfer.SegmentID) *target {
 	if r == nil {
 		return nil
 	}
-	t := &target{engine: e, remote: r}
+	t := &target{engine: e, remote: r, named: railNames{log: e.log}}
 	d := r.Desc()
 	t.relay = &pxn.Target{Session: []byte(d.Name), Fences: d.FenceVersion >= 1, Ref: t}
 	for len(e.targets) <= i {

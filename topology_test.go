@@ -117,16 +117,27 @@ func TestLocalTopologyWithoutNICs(t *testing.T) {
 	}
 }
 
+// lineLog keeps lines, as long as there is room.
+type lineLog chan string
+
+func (l lineLog) Write(b []byte) (int, error) {
+	select {
+	case l <- string(b):
+	default:
+	}
+	return len(b), nil
+}
+
 // TestPeerNIC has the ways to say which of the peer's NICs a local one writes to.
 func TestPeerNIC(t *testing.T) {
 	t.Parallel()
-	start := func(t *testing.T, nics, topology string, set settings) (*railhop.Engine, uint64) {
+	start := func(t *testing.T, nics, topology string, set settings, log lineLog) (*railhop.Engine, uint64) {
 		env, warnings := config.Load(func(name string) (string, bool) { v, ok := set[name]; return v, ok })
 		if len(warnings) > 0 {
 			t.Fatal(warnings)
 		}
 		env.Transport.TopologyFile = topology
-		cfg := railhop.Config{Host: "127.0.0.1", Settings: env, Registry: t.TempDir()}
+		cfg := railhop.Config{Host: "127.0.0.1", Settings: env, Registry: t.TempDir(), Logger: slog.New(slog.NewTextHandler(log, nil))}
 		cfg.NICs = must(softnic.New(softnic.Options{Devices: must(softnic.ParseDevices(nics))}))
 		cfg.GPUs = must(softgpu.New(softgpu.Options{Devices: softgpu.Uniform(1), Current: -1}))
 		e, err := railhop.Open(cfg)
@@ -156,12 +167,13 @@ func TestPeerNIC(t *testing.T) {
 		nics, peer, topology string
 		set                  settings
 		from, want           string
+		rule                 string // in the log; "" if no rail is asked for
 	}{
-		{name: "same rail, by name", nics: plain, peer: plain, topology: allThree, from: "m1", want: "m1 m1 m1 m1"},
-		{name: "same rail, none is preferred", nics: plain, peer: plain, topology: `{"cuda:0":[[],["m0","m1","m2"]]}`, from: "m1", want: "m1 m1 m1 m1"},
-		{name: "same rail, by subnet", nics: here, peer: there, topology: `{"cuda:0":[["x0","x1"],[]]}`, from: "m1", want: "x0 x0 x0 x0"},
-		{name: "same rail, by map", nics: plain, peer: plain, topology: allThree, set: settings{"MC_PXN_RAIL_MAP": `{"m0":"a","m1":"b","m2":"a","m7":"b"}`}, from: "m2", want: "m0 m0 m0 m0"},
-		{name: "in turn", nics: plain, peer: "n0=127.0.0.1;n1=127.0.0.1", topology: `{"cuda:0":[["n0","n1"],[]]}`, set: settings{"MC_PATH_ROUNDROBIN": "1"}, from: "m0", want: "n0 n1 n0 n1"},
+		{name: "same rail, by name", nics: plain, peer: plain, topology: allThree, from: "m1", want: "m1 m1 m1 m1", rule: "name"},
+		{name: "same rail, none is preferred", nics: plain, peer: plain, topology: `{"cuda:0":[[],["m0","m1","m2"]]}`, from: "m1", want: "m1 m1 m1 m1", rule: "name"},
+		{name: "same rail, by subnet", nics: here, peer: there, topology: `{"cuda:0":[["x0","x1"],[]]}`, from: "m1", want: "x0 x0 x0 x0", rule: "subnet"},
+		{name: "same rail, by map", nics: plain, peer: plain, topology: allThree, set: settings{"MC_PXN_RAIL_MAP": `{"m0":"a","m1":"b","m2":"a","m7":"b"}`}, from: "m2", want: "m0 m0 m0 m0", rule: "map"},
+		{name: "in turn", nics: plain, peer: "n0=127.0.0.1;n1=127.0.0.1", topology: `{"cuda:0":[["n0","n1"],[]]}`, set: settings{"MC_PATH_ROUNDROBIN": "1"}, from: "m0", want: "n0 n1 n0 n1", rule: "name"},
 		{name: "same name, though another is preferred", nics: plain, peer: plain, topology: `{"cuda:0":[["m0"],["m2"]]}`, set: settings{"MC_ENABLE_DEST_DEVICE_AFFINITY": "1"}, from: "m2", want: "m2 m2 m2 m2"},
 		{
 			name: "paired", nics: plain, peer: plain, topology: allThree,
@@ -170,8 +182,9 @@ func TestPeerNIC(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			to, addr := start(t, tt.peer, tt.topology, nil)
-			e, _ := start(t, tt.nics, "", tt.set)
+			log := make(lineLog, 256)
+			to, addr := start(t, tt.peer, tt.topology, nil, nil)
+			e, _ := start(t, tt.nics, "", tt.set, log)
 			id, err := e.OpenSegment(t.Context(), to.Name())
 			if err != nil {
 				t.Fatal(err)
@@ -179,6 +192,15 @@ func TestPeerNIC(t *testing.T) {
 			got, err := railhop.Chosen(e, id, tt.from, addr, 4)
 			if err != nil || strings.Join(got, " ") != tt.want {
 				t.Errorf("%s, %v, want %s", got, err, tt.want)
+			}
+			told := 0
+			for len(log) > 0 {
+				if line := <-log; strings.Contains(line, "rails of a target") && strings.Contains(line, " by="+tt.rule+" ") {
+					told++
+				}
+			}
+			if want := min(len(tt.rule), 1); told != want {
+				t.Errorf("the rule %q was logged %d times, want %d", tt.rule, told, want)
 			}
 		})
 	}
