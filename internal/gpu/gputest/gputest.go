@@ -269,6 +269,34 @@ func testDevices(t *testing.T, setup Setup) {
 			}
 		}
 	})
+	t.Run("links", func(t *testing.T) {
+		l, ok := setup.Provider.(gpu.Linker)
+		if !ok {
+			t.Skip("the provider does not know of links")
+		}
+		devices, err := setup.Provider.Devices()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, from := range devices {
+			d, err := setup.Provider.Open(from.BusID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, to := range devices {
+				link, err := l.Link(from.BusID, to.BusID)
+				if err != nil || link.Atomics != d.PeerAtomics(to.BusID) || from == to && !link.Access {
+					t.Errorf("Link(%s, %s) = %+v, %v; PeerAtomics %v", from.BusID, to.BusID, link, err, d.PeerAtomics(to.BusID))
+				}
+			}
+			if _, err := l.Link(from.BusID, "ffff:ff:1f.7"); !errors.Is(err, gpu.ErrNoDevice) {
+				t.Errorf("Link to a device that is not there: err = %v, want %v", err, gpu.ErrNoDevice)
+			}
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	t.Run("opened twice", func(t *testing.T) {
 		a, b := setup.open(t), setup.open(t)
 		addr := a.alloc(4096)
