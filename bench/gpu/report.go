@@ -127,8 +127,8 @@ stream; a row of launches would be faster still, but copy engines take no multip
 room for even one warp) and stay until the end. So a launch runs only between two products, whatever its priority, and one stream
 gets two of them through for each: 11 GB/s with pieces of 8 MiB. Six streams get twelve through. They go in rounds, each of which
 waits for the one before: without rounds (commit 8540334) launches of high priority held their multiprocessors for good, and took
-21 % from the products at 395 GB/s. Streams have high priority, not for its own sake: the driver shares a few queues among all streams of one
-priority, and a launch that shares one with the model's stream waits for all that the model has queued.
+21 % from the products at 395 GB/s. Streams have high priority, not for its own sake: the driver shares a few queues among all
+streams of one priority, and a launch that shares one with the model's stream waits for all that the model has queued.
 
 *Engine* is whole writes in four processes that share the GPU and are time-sliced on it: a sender, a relay, and a target on the
 rail of each. The wire is TCP of software NICs on loopback, which copy GPU memory to and from a stage: it shows that the bytes

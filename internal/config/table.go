@@ -142,7 +142,7 @@ func pxnTable() []variable {
 			e.PXN.SlotSize = n
 			return nil
 		}),
-		custom("MC_PXN_GATHER_SMS", "integer", "4", "an integer from 1, or all", "blocks of the gather kernel; more than the GPU has count as all", func(e *Env, text string) error {
+		custom("MC_PXN_GATHER_SMS", "integer", "4", "an integer from 1, or all", "blocks of a launch of the gather kernel, of which six run at once where many pieces wait; more than the GPU has count as all", func(e *Env, text string) error {
 			if strings.EqualFold(text, "all") {
 				e.PXN.GatherSMs = AllSMs
 				return nil
