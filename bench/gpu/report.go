@@ -113,8 +113,8 @@ Two processes share one GPU: a sender, and a relay whose arena the sender has im
 in flight, each with its number stored in shared memory behind its bytes and echoed by the relay, which launches nothing
 meanwhile. *Stream doorbell* is a stream memory operation behind the copies; *kernel doorbell* is a store by the gather kernel
 itself. In the column *through path/pxn* the same pieces go through the engine's relayed way, to a relay that takes each as sent
-at once: queue, packing, descriptor, copy, doorbell, completion. Rates are of payload. Before it measures, a run compares every byte of spans of all sizes and alignments. One GPU
-says nothing about NVLink, nor about a NIC's reads.
+at once: queue, packing, descriptor, copy, doorbell, completion. Rates are of payload. Before it measures, a run compares every
+byte of spans of all sizes and alignments. One GPU says nothing about NVLink, nor about a NIC's reads.
 
 A row of long pieces takes turns on six streams (copies: on four) and its doorbells are stored by one more; a way with *one stream*
 does not. *As the engine* is how path/pxn gives pieces of a few copies: behind others, up to six share a call and a doorbell, and

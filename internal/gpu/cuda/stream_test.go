@@ -198,6 +198,51 @@ func TestTableIsFull(t *testing.T) {
 	}
 }
 
+// TestTurnsWithAFullTable has the stream whose turn it is unable to take more: the
+// stream's own table does, and nothing goes to copy engines.
+func TestTurnsWithAFullTable(t *testing.T) {
+	p, f := fake(t, Options{}, "BATCH_V2", "DRIVER=13000")
+	d := first(t, p)
+	const size = 4 << 20
+	src, dst := alloc(t, d, size), alloc(t, d, size)
+	words, bell, unmap := mapPage(t, d)
+	defer unmap()
+	s := newStream(t, d)
+	piece := func(seq uint64) {
+		t.Helper()
+		if err := s.CopyWrite64(bellPiece(10, dst, src, size), bell, seq); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for seq := range uint64(3) { // plain, the first of a round, and the second
+		piece(seq + 1)
+	}
+	if !s.wide.on || s.wide.turn != 2 {
+		t.Fatalf("on %v, turn %d, want the third's turn", s.wide.on, s.wide.turn)
+	}
+	for range 2 * len(s.wide.streams) {
+		before := f.calls("cuEventRecord")
+		piece(4)
+		if n := f.calls("cuEventRecord") - before; n > 1 != (s.wide.turn == 1) {
+			t.Errorf("%d events recorded, the next turn is %d: want one for the bell, and more at the start of a round", n, s.wide.turn)
+		}
+	}
+	full := s.wide.tables[s.wide.turn]
+	full.launched++ // as if this never finished
+	full.room()
+	full.take(sideSpans-1000, full.launched+1000)
+	piece(5)
+	if s.wide.on {
+		t.Error("the piece was not for the stream itself")
+	}
+	if got := d.Stats(); got.EngineCopies != 0 || got.TableFull != 0 || got.Launches != int64(4+2*len(s.wide.streams)) {
+		t.Errorf("Stats = %+v, want launches alone", got)
+	}
+	if got := hostWord(addressOf(words)).Load(); got != 5 {
+		t.Errorf("the bell is at %d, want 5", got)
+	}
+}
+
 // TestWrite64Refuses never gives the driver an address of nobody's.
 func TestWrite64Refuses(t *testing.T) {
 	p, f := fake(t, Options{}, "BATCH_V2", "DRIVER=13000")
