@@ -67,8 +67,8 @@ type hostTopology struct {
 	Matrix  topo.Matrix   `json:"matrix"`
 	// Problems are why NICs are not used, by name.
 	Problems map[string]string   `json:"unused_nics"`
-	Rails    map[string]string   `json:"rails"` // by NIC
-	Rule     string              `json:"rails_by"`
+	Rails    map[string]string   `json:"rails"`    // by NIC
+	Rule     string              `json:"rails_by"` // "" if no NIC is used
 	Why      string              `json:"rails_why"`
 	Notes    []string            `json:"notes"`
 	gids     map[string]topo.GID // by NIC
@@ -205,7 +205,7 @@ func playedMachine(env config.Env, log *slog.Logger) (*topo.Machine, error) {
 		softNICs, softGPUs = "mlx5_0=127.0.0.1;mlx5_1=127.0.0.1", "2"
 	}
 	gpus, err := playedGPUs(softGPUs, log)
-	m := &topo.Machine{GPUs: gpus}
+	m := &topo.Machine{GPUs: gpus, NICs: []topo.NIC{}, Nodes: []topo.Node{}}
 	if err != nil {
 		return nil, err
 	}
@@ -402,8 +402,10 @@ func (h *hostTopology) match(env config.Env) error {
 		nics = append(nics, plan.NIC{Device: name, GID: g.Addr, Subnet: g.Subnet})
 	}
 	rails := plan.NewRails(env.PXN.RailMap, nics)
-	rule, why := rails.Rule()
-	h.Rule, h.Why = rule.String(), why
+	if len(nics) > 0 {
+		rule, why := rails.Rule()
+		h.Rule, h.Why = rule.String(), why
+	}
 	for _, name := range h.used() {
 		h.Rails[name] = rails.Local(name)
 	}

@@ -110,10 +110,10 @@ func (r reader) nics() []NIC {
 			nodes[dev] = name
 		}
 	}
-	var nics []NIC
+	nics := []NIC{}
 	for _, name := range r.list("class/infiniband") {
 		at := "class/infiniband/" + name
-		n := NIC{Name: name, Device: nodes[name], Model: r.text(at + "/hca_type"), Place: Place{NUMA: -1}}
+		n := NIC{Name: name, Device: nodes[name], Model: r.text(at + "/hca_type"), Place: Place{NUMA: -1}, Ports: []Port{}}
 		if real, err := r.t.Real(at + "/device"); err == nil {
 			n.Place = r.place(real)
 		}
@@ -143,7 +143,7 @@ func nodeNumber(node string) int {
 }
 
 func (r reader) port(at string, num int) Port {
-	p := Port{Num: num, State: word(r.text(at + "/state")), Phys: word(r.text(at + "/phys_state")), Layer: r.text(at + "/link_layer")}
+	p := Port{Num: num, State: word(r.text(at + "/state")), Phys: word(r.text(at + "/phys_state")), Layer: r.text(at + "/link_layer"), GIDs: []GID{}}
 	rate, _, _ := strings.Cut(r.text(at+"/rate"), " ")
 	if v, err := strconv.ParseFloat(rate, 64); err == nil && v >= 0 && v < 1e6 {
 		p.Rate = v

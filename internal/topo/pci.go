@@ -61,7 +61,7 @@ const (
 // gpus puts the GPUs that the process sees where they are on PCIe, and adds those
 // that it does not see. With none known, all that are there count as seen.
 func (r reader) gpus(seen []GPU) []GPU {
-	var all []GPU
+	all := []GPU{}
 	known := make(map[string]bool)
 	for _, g := range seen {
 		if id, ok := busID(g.BusID); ok {

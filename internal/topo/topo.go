@@ -188,7 +188,7 @@ func (r reader) has(path string) bool {
 
 func (r reader) nodes() []Node {
 	const root = "devices/system/node"
-	var nodes []Node
+	nodes := []Node{}
 	for _, name := range r.list(root) {
 		digits, ok := strings.CutPrefix(name, "node")
 		id, err := strconv.Atoi(digits)
