@@ -16,6 +16,7 @@ import (
 	"github.com/railhop/railhop/internal/gpu/softgpu"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/nic/softnic"
+	"github.com/railhop/railhop/internal/nic/verbs"
 	"github.com/railhop/railhop/internal/path/tcp"
 	"github.com/railhop/railhop/internal/pump"
 	"github.com/railhop/railhop/internal/tally"
@@ -148,9 +149,37 @@ func (h *host) findProviders(cfg Config) error {
 		}
 	}
 	if h.gpus == nil && (p.CUDA || p.Auto) {
-		return h.findCUDA(cfg)
+		if err := h.findCUDA(cfg); err != nil {
+			return err
+		}
+	}
+	if h.nics == nil && !cfg.Settings.Transport.ForceTCP && (p.Verbs || p.Auto) {
+		return h.findVerbs(cfg)
 	}
 	return err
+}
+
+// findVerbs opens libibverbs. Unless it was asked for by name, a host without it has
+// no NICs.
+func (h *host) findVerbs(cfg Config) error {
+	r := cfg.Settings.RDMA
+	opts := verbs.Options{
+		Port: r.Port, GIDIndex: r.GIDIndex, GIDIndexFrom: r.GIDIndexFrom, GIDRetries: r.AutoGIDMaxRetries,
+		NeedRelaxed: r.RelaxedOrdering == 2, Logger: cfg.Logger,
+	}
+	if h.gpus != nil {
+		opts.GPU = reachable{h.gpus, r.NvidiaPeermem}
+	}
+	nics, err := verbs.Open(opts)
+	switch {
+	case err == nil:
+		h.nics = nics
+	case cfg.Settings.Providers.Verbs:
+		return fmt.Errorf("%w: %w", ErrNoProvider, err)
+	default:
+		h.log.Info("no RDMA library", "err", err)
+	}
+	return nil
 }
 
 // findCUDA opens the CUDA driver. Unless it was asked for by name, a host without one

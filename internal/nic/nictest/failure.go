@@ -56,7 +56,11 @@ func testRemoteErrors(t *testing.T, s Setup) {
 				}
 				more := write(2, from, 0, to, 0, n)
 				post(t, qa, w, more, more)
-				a.want(1, nic.StatusRemoteAccess)
+				refusal := nic.StatusRemoteAccess
+				if tc.qp != allAccess && s.QPRefusal != 0 {
+					refusal = s.QPRefusal
+				}
+				a.want(1, refusal)
 				a.want(2, nic.StatusFlushed)
 				a.want(2, nic.StatusFlushed)
 				if qa.State() != nic.Err {
@@ -111,9 +115,16 @@ func testLocalErrors(t *testing.T, s Setup) {
 			}
 			ok := write(1, good, 0, to, 0, n)
 			bad := write(3, good, 0, to, 0, n)
-			post(t, qa, ok, w, bad)
-			a.want(1, nic.StatusSuccess)
-			a.want(2, nic.StatusLocalProtection)
+			if s.LonelyErrors {
+				a.do(qa, ok)
+				post(t, qa, w, bad)
+			} else {
+				post(t, qa, ok, w, bad)
+				a.want(1, nic.StatusSuccess)
+			}
+			if got := a.wait(1)[0]; got.ID != 2 || got.Status != nic.StatusLocalProtection && (got.Status != s.LocalRefusal || s.LocalRefusal == 0) {
+				t.Fatalf("completion of %d: %v; want 2: %v", got.ID, got.Status, nic.StatusLocalProtection)
+			}
 			a.want(3, nic.StatusFlushed)
 			if qa.State() != nic.Err {
 				t.Errorf("state %v, want ERR", qa.State())
@@ -196,6 +207,7 @@ func testFlushOnce(t *testing.T, s Setup) {
 			failed = c.Status != nic.StatusSuccess
 		}
 		a.none()
+		time.Sleep(s.InFlight)
 		// Reported means over: what the memory holds now stays.
 		before := to.fill(uint64(round))
 		linger(t, to, before)
@@ -301,6 +313,7 @@ func testResetAndReuse(t *testing.T, s Setup) {
 			}
 		}
 		a.none() // a reset drops without a report
+		time.Sleep(s.InFlight)
 	}
 }
 

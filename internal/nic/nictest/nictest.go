@@ -35,6 +35,19 @@ type Setup struct {
 	// Permissive says that the card may register remotely writable memory that
 	// is not locally writable.
 	Permissive bool
+	// QPRefusal is how a request ends that the target's queue pair does not allow; 0
+	// means [nic.StatusRemoteAccess]. InfiniBand has it an invalid request, and some
+	// cards an access error.
+	QPRefusal nic.Status
+	// LocalRefusal is how a request ends whose local memory may not be used; 0 means
+	// [nic.StatusLocalProtection].
+	LocalRefusal nic.Status
+	// LonelyErrors says that a request with a local error can keep the card from
+	// reporting those before it, so none may be outstanding.
+	LonelyErrors bool
+	// InFlight is how long packets that have left a card may take to the other: bytes
+	// of a request that was flushed may land until then.
+	InFlight time.Duration
 }
 
 // Run runs the suite. setup is called once for each test.
