@@ -68,16 +68,24 @@ def state(task):
         return f.read().rsplit(") ", 1)[1][0]
 
 
+# The interpreter of the other process, and its PYTHONPATH, if it is another one.
+PEER, PEER_PATH = "CONFORMANCE_PEER", "CONFORMANCE_PEER_PATH"
+
+
+def peer_environ():
+    return {**os.environ, "PYTHONPATH": os.environ[PEER_PATH]} if PEER in os.environ else os.environ
+
+
 class Peer:
     """Another process with an engine, told by lines of JSON what to do."""
 
     def __init__(self, host="127.0.0.1", metadata="P2PHANDSHAKE", env=None):
         self.process = subprocess.Popen(
-            [sys.executable, HERE, "--peer", host, metadata],
+            [os.environ.get(PEER, sys.executable), HERE, "--serve", host, metadata],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **(env or {})},
+            env={**peer_environ(), **(env or {})},
         )
         hello = self._answer()
         self.session, self.addr = hello["session"], hello["addr"]

@@ -28,6 +28,8 @@ class Row:
         self.env = how.pop("env", {})
         self.limit = how.pop("limit", 30)
         self.needs = how.pop("needs", None)
+        # Whose engine it tells of: A's, B's ("peer"), or what only two of a kind do ("both").
+        self.about = how.pop("about", "")
         # A note says where the wheel does otherwise than the row was once written.
         self.note = how.pop("note", "")
         if how:
