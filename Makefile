@@ -46,7 +46,7 @@ build: ## build bin/railhop
 
 lib: ## build bin/libtransfer_engine.so for C callers, with its headers
 	@tools/setup.sh
-	CGO_ENABLED=1 go build -trimpath -buildvcs=false -buildmode=c-shared -ldflags '-s -w -extldflags=-Wl,-soname,libtransfer_engine.so' \
+	CGO_ENABLED=1 go build -trimpath -buildvcs=false -tags=netgo,osusergo -buildmode=c-shared -ldflags '-s -w -extldflags=-Wl,-soname,libtransfer_engine.so' \
 		-o bin/libtransfer_engine.so ./cmd/libtransfer_engine
 	cp cmd/libtransfer_engine/transfer_engine_c.h cmd/libtransfer_engine/railhop.h bin/ && rm -f bin/libtransfer_engine.h
 

@@ -93,7 +93,7 @@ def compile_all(out, zig=False):
         target = "%s-linux-gnu.%d.%d" % (platform.machine(), *GLIBC)
         compiler = shlex.join([sys.executable, "-m", "ziglang", "cc", "-target", target])
     run(
-        ["go", "build", "-trimpath", "-buildvcs=false", "-buildmode=c-shared", "-o", library]
+        ["go", "build", "-trimpath", "-buildvcs=false", "-tags=netgo,osusergo", "-buildmode=c-shared", "-o", library]
         + ["-ldflags", "-s -w -extldflags=-Wl,-soname,libtransfer_engine.so", "./cmd/libtransfer_engine"],
         {"CGO_ENABLED": "1", "CC": compiler},
     )

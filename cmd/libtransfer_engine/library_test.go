@@ -43,7 +43,7 @@ func build(t *testing.T) string {
 		}
 		lib := filepath.Join(built.dir, "libtransfer_engine.so")
 		commands := [][]string{
-			{"go", "build", "-trimpath", "-buildvcs=false", "-buildmode=c-shared", "-o", lib, "."},
+			{"go", "build", "-trimpath", "-buildvcs=false", "-tags=netgo,osusergo", "-buildmode=c-shared", "-o", lib, "."},
 			{"gcc", "-Wall", "-Wextra", "-Werror", "-I.", "-o", filepath.Join(built.dir, "peer"), "testdata/peer.c", lib},
 			{"gcc", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(built.dir, "signals"), "testdata/signals.c", "-ldl"},
 		}

@@ -2,7 +2,7 @@
 // functions of Mooncake's transfer_engine_c.h, and those of railhop.h for what Mooncake's
 // do not have. Build it with
 //
-//	CGO_ENABLED=1 go build -buildmode=c-shared -o libtransfer_engine.so ./cmd/libtransfer_engine
+//	CGO_ENABLED=1 go build -tags=netgo,osusergo -buildmode=c-shared -o libtransfer_engine.so ./cmd/libtransfer_engine
 //
 // Three layers, each thin: api.c has the functions that C calls, and refuses to enter Go
 // in a forked child; exports*.go turn C's arguments into Go's; internal/capi does the

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,11 +36,20 @@ func (p Pieces) bytes() uint64 {
 	return n
 }
 
+// requests appends the pieces as requests.
+func (p Pieces) requests(dst []railhop.Request, op railhop.Opcode, id railhop.SegmentID) []railhop.Request {
+	dst = slices.Grow(dst, len(p.Local))
+	for i := range p.Local {
+		dst = append(dst, railhop.Request{Op: op, Source: p.Local[i], Target: id, TargetAddr: p.Remote[i], Length: p.Lengths[i]})
+	}
+	return dst
+}
+
 // spares are batches to be used again, by the power of two of their capacity.
 type spares struct {
 	mu      sync.Mutex
 	batches [21][]*railhop.Batch
-	reqs    [][]railhop.Request
+	reqs    sync.Pool // of *[]railhop.Request
 }
 
 // spareEach is how many batches of a size are kept.
@@ -71,25 +81,6 @@ func (s *spares) put(b *railhop.Batch) {
 	defer s.mu.Unlock()
 	if len(s.batches[order]) < spareEach {
 		s.batches[order] = append(s.batches[order], b)
-	}
-}
-
-func (s *spares) requests(n int) []railhop.Request {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if i := len(s.reqs) - 1; i >= 0 && cap(s.reqs[i]) >= n {
-		r := s.reqs[i]
-		s.reqs = s.reqs[:i]
-		return r[:n]
-	}
-	return make([]railhop.Request, n)
-}
-
-func (s *spares) putRequests(r []railhop.Request) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.reqs) < spareEach {
-		s.reqs = append(s.reqs, r)
 	}
 }
 
@@ -140,13 +131,13 @@ func (e *Engine) transfer(ctx context.Context, op railhop.Opcode, target string,
 }
 
 func (e *Engine) submit(b *railhop.Batch, op railhop.Opcode, id railhop.SegmentID, p Pieces) error {
-	reqs := e.spare.requests(len(p.Local))
-	for i := range reqs {
-		reqs[i] = railhop.Request{Op: op, Source: p.Local[i], Target: id, TargetAddr: p.Remote[i], Length: p.Lengths[i]}
+	reqs, ok := e.spare.reqs.Get().(*[]railhop.Request)
+	if !ok {
+		reqs = new([]railhop.Request)
 	}
-	err := b.Submit(reqs)
-	e.spare.putRequests(reqs)
-	return err
+	defer e.spare.reqs.Put(reqs)
+	*reqs = p.requests((*reqs)[:0], op, id)
+	return b.Submit(*reqs)
 }
 
 // TransferOn is [Engine.Transfer] behind what a stream of the GPU's driver does until
@@ -161,11 +152,7 @@ func (e *Engine) TransferOn(stream uint64, op railhop.Opcode, target string, p P
 	}
 	if err == nil && len(p.Local) > 0 {
 		b := engine.NewBatch(len(p.Local))
-		reqs := make([]railhop.Request, len(p.Local))
-		for i := range reqs {
-			reqs[i] = railhop.Request{Op: op, Source: p.Local[i], Target: id, TargetAddr: p.Remote[i], Length: p.Lengths[i]}
-		}
-		if err = b.SubmitOn(stream, reqs); err == nil {
+		if err = b.SubmitOn(stream, p.requests(nil, op, id)); err == nil {
 			err = b.Wait(ctx)
 		}
 	}
