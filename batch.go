@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/railhop/railhop/internal/ledger"
+	"github.com/railhop/railhop/internal/path/rdma"
 	"github.com/railhop/railhop/internal/path/tcp"
 	"github.com/railhop/railhop/internal/xfer"
 )
@@ -191,16 +192,18 @@ func (e *Engine) abortOnPump(b *ledger.Batch, cause error) {
 		if r != nil {
 			r.path.Abort(e.host.loop.Now(), t, cause)
 		}
-		if e.direct != nil {
-			e.direct.Abort(t, cause)
-		}
 	}
 	if e.tcp != nil {
-		e.tcp.Abort(func(o tcp.Owner) bool {
-			t, ok := o.(*ledger.Task)
-			return ok && t.Batch() == b
-		}, cause)
+		e.tcp.Abort(func(o tcp.Owner) bool { return isOf(o, b) }, cause)
+	} else if e.direct != nil {
+		e.direct.Abort(func(o rdma.Owner) bool { return isOf(o, b) }, cause)
 	}
+}
+
+// isOf reports whether the owner of a transfer is a task of the batch.
+func isOf(owner any, b *ledger.Batch) bool {
+	t, ok := owner.(*ledger.Task)
+	return ok && t.Batch() == b
 }
 
 func (e *Engine) abortFenced(t *ledger.Task, cause error) {

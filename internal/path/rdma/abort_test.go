@@ -17,7 +17,7 @@ func TestAbort(t *testing.T) {
 	r.until("posted", false, func() bool { return r.path.Stats().Posted == 17 })
 	r.fabric.Stick() // the NIC cannot say yet that nothing lands any more
 	timeout := errors.New("too late")
-	r.path.Abort(bad, timeout)
+	r.path.Abort(only(bad), timeout)
 	r.until("both ends in ERR", false, func() bool { return r.fabric.InState(nic.Err) == 4 })
 	for range 20 {
 		r.path.Step(r.now())
@@ -34,7 +34,7 @@ func TestAbort(t *testing.T) {
 	if st := r.path.Stats(); st.Retries != 0 {
 		t.Errorf("%d retries: another owner's slices paid for the abort", st.Retries)
 	}
-	r.path.Abort(bad, timeout) // nothing is left to abort
+	r.path.Abort(only(bad), timeout) // nothing is left to abort
 	r.settled()
 }
 
@@ -44,7 +44,7 @@ func TestAbortQueued(t *testing.T) {
 	r.net.Serve("b:1", nil)
 	cause := errors.New("cancelled")
 	o, other := r.submit(m, mib), r.submit(m, mib)
-	r.path.Abort(o, cause)
+	r.path.Abort(only(o), cause)
 	if !o.done() || other.closed != 0 {
 		t.Errorf("closed %d of %d at once, and %d of the other", o.closed, o.opened, other.closed)
 	}

@@ -94,6 +94,11 @@ func (o *owner) Closed(bytes uint64, err error) {
 	}
 }
 
+// only matches one owner.
+func only(o Owner) func(Owner) bool {
+	return func(other Owner) bool { return other == o }
+}
+
 func (o *owner) done() bool { return o.opened > 0 && o.opened == o.closed }
 
 // rig is one path under test, and the peers that it sends to, on cards in memory.

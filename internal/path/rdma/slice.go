@@ -177,14 +177,15 @@ func (p *Path) purge() {
 	}
 }
 
-// Abort stops everything of an owner. Slices that are queued are closed with
-// cause at once. For those that are posted the endpoints are failed, and they are
-// closed when the NIC has flushed them; slices of other owners that are flushed
-// with them are posted again.
-func (p *Path) Abort(owner Owner, cause error) {
+// Abort stops everything of the owners that match. Slices that are queued are
+// closed with cause at once. For those that are posted the endpoints are failed, and
+// they are closed when the NIC has flushed them; slices of other owners that are
+// flushed with them are posted again. It looks at all requests and slices, so that a
+// batch is stopped by one call.
+func (p *Path) Abort(match func(Owner) bool, cause error) {
 	found := false
 	for _, r := range p.requests {
-		if r.owner == owner && r.cause == nil {
+		if r.cause == nil && match(r.owner) {
 			r.cause = cause
 			found = true
 		}
@@ -194,7 +195,7 @@ func (p *Path) Abort(owner Owner, cause error) {
 	}
 	for i := range p.slices {
 		s := &p.slices[i]
-		if s.ep != nil && s.req.owner == owner {
+		if s.ep != nil && match(s.req.owner) {
 			p.withdraw(s.link, s.ep, cause)
 		}
 	}

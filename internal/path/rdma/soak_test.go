@@ -60,7 +60,7 @@ func soak(t *testing.T, rnd *rand.Rand) {
 		case 0:
 			s := all[rnd.IntN(len(all))]
 			s.aborted = true
-			r.path.Abort(s, aborted)
+			r.path.Abort(only(s), aborted)
 		case 1:
 			r.sets[rnd.IntN(2)].ClosePeer(peers[rnd.IntN(len(peers))].nics[0])
 		case 2:
