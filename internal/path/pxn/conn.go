@@ -182,6 +182,7 @@ func (c *conn) step(now time.Duration) (busy bool) {
 	busy = c.reap(now)
 	for i := 0; i < len(c.linger); i++ {
 		p := c.linger[i]
+		p.rung = p.rung || c.rungSeen >= p.seq
 		if c.settle(p); len(p.held) == 0 {
 			c.path.freePiece(p)
 			c.linger = append(c.linger[:i], c.linger[i+1:]...)

@@ -262,7 +262,7 @@ func (p *Path) attached(r *rail, c *conn, why xfer.Reason, err error) {
 	}
 	for r.waiting.n > 0 {
 		it := r.waiting.pop()
-		if why := c.refuses(0, it.Target); why != xfer.NoReason {
+		if why := c.refuses(c.now, it.Target); why != xfer.NoReason {
 			p.direct(it, why, "rail", r.name)
 			continue
 		}
@@ -303,7 +303,7 @@ func (p *Path) Step(now time.Duration) (busy bool) {
 }
 
 // Arm returns how long the pump may sleep: at most a millisecond while a piece is
-// under way, since a GPU that rings cannot wake anyone.
+// under way or a copy may still read a source, since a GPU cannot wake anyone.
 func (p *Path) Arm(time.Duration) (limit time.Duration) {
 	for _, r := range p.rails {
 		if r.waiting.n > 0 {
@@ -312,7 +312,7 @@ func (p *Path) Arm(time.Duration) (limit time.Duration) {
 	}
 	for _, c := range p.conns {
 		switch {
-		case c.tx.InFlight() > 0 || c.queue.n > 0 || c.head != nil:
+		case c.tx.InFlight() > 0 || c.queue.n > 0 || c.head != nil || len(c.linger) > 0:
 			return time.Millisecond
 		case c.quarantined:
 			limit = 10 * time.Millisecond

@@ -1,0 +1,71 @@
+package pxn
+
+import (
+	"testing"
+	"time"
+
+	"github.com/railhop/railhop/internal/lane"
+	"github.com/railhop/railhop/internal/xfer"
+)
+
+// TestLingerer has the relay answer with an error before the bell has been seen here:
+// the share ends only once its copy has, and until then the pump must come back by
+// itself, since the GPU wakes nobody.
+func TestLingerer(t *testing.T) {
+	r, o := newRig(t), &owner{}
+	direct := 0
+	r.path.opts.Direct = func(Item, xfer.Reason) error { direct++; return nil }
+	target := &Target{Session: []byte("node-b:1"), Fences: true}
+	submit := func(i uint64) {
+		t.Helper()
+		it := &Item{Span: xfer.Span{Source: 1<<30 + 2*i*rigSlot, Dest: 1<<20 + 2*i*rigSlot, Length: rigSlot}, Owner: o, Target: target}
+		if why := r.path.Submit(time.Second, "m1", it); why != xfer.NoReason {
+			t.Fatal(why)
+		}
+	}
+	submit(0)
+	for deadline := time.Now().Add(10 * time.Second); len(r.gpu.given) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("nothing was published")
+		}
+		r.path.Step(time.Second)
+	}
+	answer := func(seq uint64, status xfer.Code) {
+		t.Helper()
+		r.mem.Store(lane.Word{Kind: lane.Doorbell}, seq)
+		if at, offer := r.rx.Look(); at != seq || offer != lane.Piece || !r.rx.Claim(seq) {
+			t.Fatalf("piece %d cannot be claimed: %d, %v", seq, at, offer)
+		}
+		r.rx.Pass()
+		r.rx.Complete(status)
+	}
+	answer(1, xfer.ErrInvalidArgument)
+	for range 3 {
+		r.path.Step(time.Second)
+	}
+	if direct != 1 || o.closed != 0 {
+		t.Errorf("%d shares went direct and %d ended, want 1 and 0", direct, o.closed)
+	}
+	if d := r.path.Arm(time.Second); d != time.Millisecond {
+		t.Errorf("the pump may sleep for %v (0 is for ever) while a copy reads a source, want %v", d, time.Millisecond)
+	}
+	// The stream is never idle here: the bell of a later piece says that the copy has
+	// ended.
+	submit(1)
+	r.path.Step(time.Second)
+	r.mem.Store(lane.Word{Kind: lane.Doorbell}, 2)
+	for range 3 {
+		r.path.Step(time.Second)
+	}
+	if o.closed != 1 {
+		t.Errorf("%d shares ended after the second bell, want 1", o.closed)
+	}
+	answer(2, xfer.OK)
+	r.path.Step(time.Second)
+	if o.closed != 2 {
+		t.Errorf("%d shares ended, want 2", o.closed)
+	}
+	if d := r.path.Arm(time.Second); d != 0 {
+		t.Errorf("the pump sleeps for %v with nothing under way, want 0, for ever", d)
+	}
+}
