@@ -141,7 +141,7 @@ func TestAbortOverSoftNIC(t *testing.T) {
 		time.Sleep(100 * time.Microsecond)
 	}
 	cause := errors.New("cancelled")
-	if err := a.loop.Do(func() { a.path.Abort(only(bad), cause) }); err != nil {
+	if err := a.loop.Do(func() { a.path.Abort(func(o rdma.Owner) bool { return o == bad }, cause) }); err != nil {
 		t.Fatal(err)
 	}
 	err := bad.wait(t)
