@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"errors"
 	"time"
 
 	"github.com/railhop/railhop/internal/endpoint"
@@ -8,6 +9,8 @@ import (
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/xfer"
 )
+
+var errShort = errors.New("relay: a queue pair took fewer requests than it had room for")
 
 // wait is not a status of a completion: the piece must be looked at again.
 const wait xfer.Code = 1
@@ -130,13 +133,14 @@ func (j *job) push() (busy bool) {
 		}
 		j.cut(room)
 		n, err := j.ep.PostRuns(r.wrs)
-		if err != nil {
-			j.fail(xfer.ErrEndpoint)
-		}
 		j.open += n
 		r.pool.put(len(r.wrs) - n) // not taken
-		if n < len(r.wrs) {
-			j.fail(xfer.ErrEndpoint) // Room promised more
+		if err == nil && n < len(r.wrs) {
+			err = errShort // Room promised more
+		}
+		if err != nil {
+			j.fail(xfer.ErrEndpoint)
+			j.ep.Fail(err) // the end of the last run may be missing: nothing else would report it
 		}
 		busy = busy || n > 0 || j.failed
 	}
