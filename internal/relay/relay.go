@@ -74,9 +74,8 @@ type Options struct {
 	Tally     *tally.Tally
 	Logger    *slog.Logger
 	Wake      func() // rings our pump
-	// Watched says that a sender can know when our process is gone; without it
-	// only targets with the fence are served. DeathCloses says that this proves
-	// anything for our NICs.
+	// DeathCloses says that nothing we posted lands once our process is gone. Without
+	// it only targets with the fence are served.
 	DeathCloses bool
 	// FindSender finds the rank that claimed a lane. It may block.
 	FindSender func(ctx context.Context, lane int) (Sender, error)
@@ -199,6 +198,10 @@ func (r *Relay) poll(now time.Duration, set *endpoint.Set) (busy bool) {
 			if c.Status != nic.StatusSuccess {
 				j.fail(xfer.ErrEndpoint)
 				j.ep.Fail(&nic.CompletionError{Device: set.NIC().Name, Peer: j.ep.Path(), Op: nic.OpWrite, Status: c.Status, Vendor: c.Vendor})
+				switch c.Status {
+				case nic.StatusRemoteInvalid, nic.StatusRemoteAccess, nic.StatusRemoteOperation:
+					r.outdated(j)
+				}
 			}
 			r.end(j, k)
 		}
@@ -300,6 +303,14 @@ func (r *Relay) resolve(now time.Duration, session []byte) *route {
 	return rt
 }
 
+// outdated forgets the route of a piece whose target answered, and said no: it may have
+// registered its memory anew, or be another process under the same name.
+func (r *Relay) outdated(j *job) {
+	if rt := r.routes[string(j.body.Session)]; rt != nil && rt.to == j.to {
+		rt.to = nil
+	}
+}
+
 func (r *Relay) ask(now time.Duration, rt *route, fresh bool) {
 	rt.asking, rt.tried, rt.again = true, true, now+routePause
 	r.wg.Add(1)
@@ -308,7 +319,10 @@ func (r *Relay) ask(now time.Duration, rt *route, fresh bool) {
 		to, err := r.opts.FindRoute(r.ctx, rt.session, fresh)
 		r.mail.Post(func() {
 			rt.asking = false
-			rt.to, rt.err = to, err
+			rt.to = to
+			if err != nil {
+				r.log.Debug("no route", "session", rt.session, "err", err)
+			}
 		})
 	}()
 }
@@ -318,8 +332,7 @@ const routePause = 100 * time.Millisecond
 
 type route struct {
 	session string
-	to      Route // nil until found
-	err     error
+	to      Route // nil until found, and once it has been refused
 	asking  bool
 	tried   bool
 	again   time.Duration

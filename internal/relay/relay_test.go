@@ -149,3 +149,31 @@ func TestShortPost(t *testing.T) {
 		t.Errorf("%d slices are free, want %d", r.relay.pool.free, free)
 	}
 }
+
+// TestRefusedRoute has a target that has registered its memory anew, at the same address
+// with another key.
+func TestRefusedRoute(t *testing.T) {
+	var asked, anew atomic.Int32
+	r := newRig(t, func(fresh bool) Route {
+		asked.Add(1)
+		if !fresh {
+			return key(1)
+		}
+		anew.Add(1)
+		return key(2)
+	})
+	r.fabric.Fault = func(_ string, wr nic.WR) nic.Status {
+		if wr.RKey == 1 {
+			return nic.StatusRemoteAccess
+		}
+		return nic.StatusSuccess
+	}
+	for i, want := range []xfer.Code{xfer.ErrEndpoint, xfer.OK, xfer.OK} {
+		if got := r.send(); got != want {
+			t.Errorf("piece %d: %v, want %v", i, got, want)
+		}
+	}
+	if asked.Load() != 2 || anew.Load() != 1 {
+		t.Errorf("the route was looked up %d times, %d of them anew, want 2 and 1", asked.Load(), anew.Load())
+	}
+}
