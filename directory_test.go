@@ -140,6 +140,9 @@ func TestMetadataServerIsGone(t *testing.T) {
 	if err := e.Register(railhop.AddressOf(mem), 100, ""); !errors.Is(err, railhop.ErrMetadata) {
 		t.Errorf("register: got %v, want %v", err, railhop.ErrMetadata)
 	}
+	if _, err := e.RegisterBytes(make([]byte, 100)); !errors.Is(err, railhop.ErrMetadata) {
+		t.Errorf("register a slice: got %v, want %v", err, railhop.ErrMetadata)
+	}
 	if _, err := e.OpenSegment(context.Background(), "x"); !errors.Is(err, railhop.ErrMetadata) {
 		t.Errorf("open: got %v, want %v", err, railhop.ErrMetadata)
 	}

@@ -39,11 +39,11 @@ func (e *Engine) Register(addr, length uint64, location string) error {
 // unregistered, and returns that address.
 func (e *Engine) RegisterBytes(b []byte) (addr uint64, err error) {
 	addr = addressOf(b)
-	e.keepMu.Lock()
-	defer e.keepMu.Unlock()
 	if err := e.Register(addr, uint64(len(b)), ""); err != nil {
 		return 0, err
 	}
+	e.keepMu.Lock()
+	defer e.keepMu.Unlock()
 	e.kept[addr] = b
 	return addr, nil
 }
@@ -211,12 +211,12 @@ func (e *Engine) UnregisterBatch(addrs []uint64) error {
 		err = errors.Join(err, unpin(b))
 		free = append(free, b)
 	}
-	e.local.Free(free...)
 	e.keepMu.Lock()
-	defer e.keepMu.Unlock()
 	for _, b := range free {
 		delete(e.kept, b.Addr)
 	}
+	e.keepMu.Unlock()
+	e.local.Free(free...) // last: from now on the range may be registered anew
 	return err
 }
 
