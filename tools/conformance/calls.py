@@ -158,11 +158,11 @@ def _(rig):
     return topology(rig.engine)
 
 
-@fix(100, "its time", "about 1 s", "at once", part="b")
+@fix(100, "its time (mean of 3)", "about 1 s", "at once", part="b")
 def _(rig):
-    rig.engine
-    seconds = min(timed(rig.engine.get_local_topology)[1] for _ in range(2))
-    return "at once" if seconds < 0.2 else "about 1 s" if seconds < 2 else "%.1f s" % seconds
+    took = [timed(rig.engine.get_local_topology)[1] for _ in range(3)]
+    mean = sum(took) / len(took)
+    return "at once" if mean < 0.3 else "about 1 s" if mean < 2 else "%.1f s" % mean
 
 
 @keep(101, 'warmup_efa_segment("x")', 0)

@@ -231,7 +231,8 @@ def _(rig):
     about="peer",
 )
 def _(rig):
+    engine, session = rig.engine, rig.session
     with socket.create_connection(("127.0.0.1", rig.peer.port)):
         time.sleep(0.2)
-        rc, seconds = timed(rig.engine.send_probe, rig.session)
+        rc, seconds = timed(engine.send_probe, session)
     return rc, "at once" if seconds < 1 else about(seconds, 5.2)
