@@ -7,7 +7,7 @@
  * fork returns in it. Other descriptors of the process stay as they are.
  *
  * The library's descriptors are those that its epolls watch, the epolls themselves, cards,
- * and files in the folders of its groups. An epoll is the library's if one of its entries
+ * and files in the folders of its groups. Mappings are told by their files. An epoll is the library's if one of its entries
  * points into the library, which is how Go's runtime marks its own, or bears the mark of
  * internal/path/tcp. What an epoll watches is read from /proc/self/fdinfo; since the
  * parent goes on and may change it, a number counts only if the child's descriptor is
@@ -63,7 +63,9 @@ void fork_watch_folder(const char *folder) {
     pthread_mutex_unlock(&folders.mu);
 }
 
-static bool in_folder(const char *path) {
+/* Whether a file is a group's, or memory of a GPU that is played. */
+static bool is_ours(const char *path) {
+    if (strncmp(path, "/memfd:softgpu ", 15) == 0) return true;
     for (int i = 0; i < __atomic_load_n(&folders.n, __ATOMIC_ACQUIRE); i++) {
         size_t len = strlen(folders.name[i]);
         if (strncmp(path, folders.name[i], len) == 0 && (path[len] == '/' || path[len] == 0)) return true;
@@ -175,7 +177,7 @@ static void consider(struct fds *s, int fd) {
     if (strcmp(target, "anon_inode:[eventpoll]") == 0) {
         add_epoll(s, fd);
     } else if (strncmp(target, "/dev/infiniband/", 16) == 0 || strcmp(target, "anon_inode:[infinibandevent]") == 0 ||
-               in_folder(target)) {
+               is_ours(target)) {
         fds_add(s, (uint64_t)fd);
     }
 }
@@ -207,14 +209,14 @@ static void close_descriptors(void) {
         if (ours.bits[fd / 8] & 1u << fd % 8) close(fd);
 }
 
-/* Unmaps the files of the groups. */
+/* Unmaps what is the library's. */
 static void unmap_files(void) {
     struct lines l;
-    if (__atomic_load_n(&folders.n, __ATOMIC_ACQUIRE) == 0 || !lines_open(&l, "/proc/self/maps")) return;
+    if (!lines_open(&l, "/proc/self/maps")) return;
     for (char *line; (line = lines_next(&l)) != NULL;) {
         uint64_t from, to;
         char *path = strchr(line, '/'), *dash = strchr(line, '-');
-        if (path == NULL || dash == NULL || !in_folder(path)) continue;
+        if (path == NULL || dash == NULL || !is_ours(path)) continue;
         if (field(line, "", 16, &from) && field(dash + 1, "", 16, &to) && to > from)
             munmap((void *)(uintptr_t)from, (size_t)(to - from));
     }

@@ -332,3 +332,13 @@ func TestSettings(t *testing.T) {
 		t.Errorf("an empty environment gives %+v", env.Log)
 	}
 }
+
+func TestSnakeName(t *testing.T) {
+	for name, want := range map[string]string{
+		"Ops": "ops", "DialFailures": "dial_failures", "NICs": "nics", "MayLand": "may_land", "RKey": "r_key", "QPNumber": "qp_number", "already_so": "already_so", "": "",
+	} {
+		if got := snakeName(name); got != want {
+			t.Errorf("%s becomes %s, want %s", name, got, want)
+		}
+	}
+}

@@ -2,7 +2,6 @@ package capi
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -247,43 +246,6 @@ func (e *Engine) Folder() string {
 		return ""
 	}
 	return filepath.Join(registry.DefaultRoot, e.env.PXN.GroupID)
-}
-
-// Stats are the engine's counters in JSON.
-func (e *Engine) Stats() ([]byte, error) {
-	engine, err := e.use()
-	if err != nil {
-		return nil, e.fail("stats", err)
-	}
-	s := engine.Stats()
-	transport, why := engine.Transport()
-	return json.Marshal(map[string]any{
-		"segment": s.Segment, "transport": transport, "transport_why": why,
-		"submitted": flow(s.Submitted), "failed": flow(s.Failed),
-		"direct_same_rail": flow(s.DirectSameRail), "direct_cross_rail": flow(s.DirectCrossRail), "relayed": flow(s.Relayed),
-		"reasons": reasons(s.Reasons), "fallbacks": reasons(s.Fallbacks),
-		"tcp": s.TCP, "tcp_served": s.TCPServed, "may_land": ranges(s.MayLand),
-	})
-}
-
-func flow(f railhop.Flow) map[string]uint64 {
-	return map[string]uint64{"ops": f.Ops, "bytes": f.Bytes}
-}
-
-func reasons(all map[railhop.Reason]railhop.Flow) map[string]any {
-	named := make(map[string]any, len(all))
-	for r, f := range all {
-		named[r.String()] = flow(f)
-	}
-	return named
-}
-
-func ranges(all []railhop.Range) []map[string]any {
-	list := make([]map[string]any, 0, len(all))
-	for _, r := range all {
-		list = append(list, map[string]any{"segment": r.Segment, "addr": r.Addr, "length": r.Length})
-	}
-	return list
 }
 
 // deadline bounds a blocking transfer of so many bytes: 1 ns a byte is added.

@@ -209,6 +209,8 @@ class Transfers(unittest.TestCase):
         stats = e.stats()
         self.assertEqual(stats["transport"], "tcp")
         self.assertGreater(stats["submitted"]["ops"], 0)
+        self.assertGreater(stats["tcp"]["bytes"], 0)
+        self.assertEqual(stats["may_land"], [])
         with self.assertRaises(RuntimeError):
             e.transfer_write_on_cuda(self.peer.session, self.memory.addr, self.peer.addr, 1)
 

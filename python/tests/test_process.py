@@ -127,6 +127,39 @@ assert {k: v for k, v in descriptors().items() if k in parent and v == parent[k]
 """
         )
 
+    def test_child_has_no_memory_of_a_group(self):
+        """With the relay on, on hardware that is played."""
+        self.check(
+            DESCRIPTORS
+            + """
+import railhop
+def shared():
+    files = list(descriptors().values()) + [line.split(None, 5)[-1] for line in open("/proc/self/maps")]
+    return [f for f in files if "railhop-test-%d" % os.getppid() in f or "memfd:softgpu" in f]
+os.environ["MC_PXN_GROUP_ID"] = "railhop-test-%d" % os.getppid()
+e = railhop.TransferEngine()
+assert e.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", "") == 0, e.last_error()
+assert e.stats()["transport"] == "rdma"
+assert len(shared()) >= 4, shared()
+folder = os.environ["MC_PXN_GROUP_ID"]
+pid = os.fork()
+if pid == 0:
+    left = [f for f in list(descriptors().values()) + list(open("/proc/self/maps")) if folder in f or "memfd:softgpu" in f]
+    assert left == [], left
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+del e
+import shutil
+shutil.rmtree("/dev/shm/" + folder, ignore_errors=True)
+""",
+            env={
+                "RAILHOP_PROVIDERS": "soft",
+                "RAILHOP_SOFT_GPUS": "1",
+                "RAILHOP_SOFT_NICS": "m0=127.0.0.1",
+                "MC_PXN_ENABLE": "1",
+            },
+        )
+
     def test_ports_close_with_the_engine(self):
         """A child that lives on does not keep its parent's ports open."""
         self.check(
