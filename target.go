@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/railhop/railhop/internal/config"
@@ -53,7 +52,7 @@ func (d remoteDialer) fence(ctx context.Context, session string, epoch uint64) e
 	var nonce [8]byte
 	rand.Read(nonce[:])
 	_, err := d.Fence(ctx, session, wire.FenceRequest{Epoch: epoch, Nonce: hex.EncodeToString(nonce[:])})
-	if errors.Is(err, syscall.ECONNREFUSED) {
+	if handshake.Refused(err) {
 		return nil
 	}
 	return err

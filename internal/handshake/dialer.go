@@ -103,7 +103,7 @@ func (d *Dialer) ask(ctx context.Context, op, server string, t wire.Type, body [
 	}
 	request := wire.Frame{Type: t, Body: body}
 	var failures []error
-	for _, addr := range addrs {
+	for i, addr := range addrs {
 		reply, err := d.exchange(ctx, addr, request)
 		if err == nil {
 			err = decode(reply.Body)
@@ -117,6 +117,9 @@ func (d *Dialer) ask(ctx context.Context, op, server string, t wire.Type, body [
 		}
 		failures = append(failures, err)
 		if ctx.Err() != nil {
+			if i+1 < len(addrs) {
+				failures = append(failures, context.Cause(ctx))
+			}
 			break
 		}
 	}

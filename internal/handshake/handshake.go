@@ -15,7 +15,10 @@
 package handshake
 
 import (
+	"errors"
 	"fmt"
+	"slices"
+	"syscall"
 
 	"github.com/railhop/railhop/internal/wire"
 	"github.com/railhop/railhop/internal/xfer"
@@ -35,6 +38,18 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) Unwrap() []error { return []error{e.Code, e.Err} }
+
+// Refused reports whether err says that nobody listens at a server: every address that
+// it has refuses the connection. One that does not answer may be where it is.
+func Refused(err error) bool {
+	if e, ok := errors.AsType[*Error](err); ok {
+		err = e.Err
+	}
+	if several, ok := err.(interface{ Unwrap() []error }); ok {
+		return !slices.ContainsFunc(several.Unwrap(), func(one error) bool { return !Refused(one) })
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
+}
 
 // RejectedError is a well-formed reply by which the peer says no.
 type RejectedError struct {
