@@ -82,7 +82,7 @@ func (p *Path) completed(n *local, c nic.Completion, now time.Duration) {
 		return
 	}
 	s := &p.slices[i]
-	// What was posted to an endpoint that has been reaped is reported by nobody.
+	// Not of a slice that has ended, nor of what an endpoint took with it.
 	if s.gen != uint32(c.ID>>32) || s.ep == nil {
 		return
 	}
@@ -184,6 +184,7 @@ func (p *Path) reaped(ep *endpoint.Endpoint, now time.Duration) {
 	for i := range p.slices {
 		if p.slices[i].ep == ep {
 			p.slices[i].ep = nil
+			p.slices[i].gen++ // what is still reported of it is late
 			p.flushed(int32(i), ep, now)
 		}
 	}
