@@ -17,6 +17,7 @@ import pathlib
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -88,7 +89,9 @@ def mooncake_wheel(directory):
 def compile_all(out, zig=False):
     """Compiles the library and the module into a folder, and returns their paths."""
     library, module = os.path.join(out, "libtransfer_engine.so"), os.path.join(out, "_engine.abi3.so")
-    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC").split()[0]
+    # The compiler of Python's own build may be of another machine.
+    candidates = [(sysconfig.get_config_var("CC") or "cc").split()[0], "gcc", "cc", "clang"]
+    compiler = os.environ.get("CC") or next(filter(shutil.which, candidates), "gcc")
     if zig:
         target = "%s-linux-gnu.%d.%d" % (platform.machine(), *GLIBC)
         compiler = shlex.join([sys.executable, "-m", "ziglang", "cc", "-target", target])
@@ -114,6 +117,8 @@ def run(command, env=None):
         subprocess.run(command, cwd=ROOT, env=dict(os.environ, **(env or {})), check=True)
     except FileNotFoundError:
         sys.exit("railhop: there is no command %s: building needs Go and a C compiler" % command[0])
+    except subprocess.CalledProcessError as error:
+        sys.exit("railhop: %s failed with status %d" % (shlex.join(command), error.returncode))
 
 
 class Wheel:

@@ -323,6 +323,35 @@ func TestLines(t *testing.T) {
 	}
 }
 
+// Operators look for these words in the log.
+func TestHeadlines(t *testing.T) {
+	_, e, target, local, remote := pair(t)
+	var out bytes.Buffer
+	e.log = slog.New(&lines{w: &out, mu: new(sync.Mutex)})
+	one := Pieces{[]uint64{local}, []uint64{remote}, []uint64{8}}
+	e.Transfer(railhop.Write, "127.0.0.1:1", one, nil)
+	e.Register([]railhop.Region{{Addr: local, Length: 8}})
+	e.Transfer(railhop.Write, target, one, nil)
+	e.Transfer(railhop.Write, target, one, nil)
+	e.fail("write", context.DeadlineExceeded)
+	got := strings.Split(strings.TrimSpace(out.String()), "\n")
+	want := []string{
+		"transferSync, cache not found, openSegment with target 127.0.0.1:1",
+		"Failed to get segment descriptor for segment 127.0.0.1:1: write peer=127.0.0.1:1 pieces=1",
+		"Transfer Engine does not support overlapped memory region regions=1 code=-7",
+		"transferSync, cache not found, openSegment with target " + target,
+		"Sync batch data transfer timeout: write",
+	}
+	if len(got) != len(want) {
+		t.Fatalf("%d lines, want %d:\n%s", len(got), len(want), out.String())
+	}
+	for i := range want {
+		if !strings.Contains(got[i], "railhop] "+want[i]) {
+			t.Errorf("line %d is %q, want %q", i, got[i], want[i])
+		}
+	}
+}
+
 func TestSettings(t *testing.T) {
 	env, _ := settings([]string{"MC_TRANSFER_TIMEOUT=7", "MC_TRANSFER_TIMEOUT=9", "MC_NO_SUCH=1", "odd", ""})
 	if env.Log.TransferTimeout != 7*time.Second {

@@ -61,8 +61,32 @@ func (e *Engine) fail(what string, err error, attrs ...any) error {
 	e.errMu.Lock()
 	e.lastErr = what + ": " + err.Error()
 	e.errMu.Unlock()
-	e.log.Error(what+" failed", append(attrs, "code", Code(err), "err", err)...)
+	e.log.Error(headline(what, err), append(attrs, "code", Code(err), "err", err)...)
 	return err
+}
+
+// openError is why a segment could not be opened.
+type openError struct {
+	name string
+	err  error
+}
+
+func (e *openError) Error() string { return e.err.Error() }
+
+func (e *openError) Unwrap() error { return e.err }
+
+// headline begins as Mooncake's message of the same cause does, where it has one.
+func headline(what string, err error) string {
+	open, isOpen := errors.AsType[*openError](err)
+	switch {
+	case isOpen:
+		return "Failed to get segment descriptor for segment " + open.name + ": " + what
+	case errors.Is(err, xfer.ErrAddressOverlapped):
+		return "Transfer Engine does not support overlapped memory region"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "Sync batch data transfer timeout: " + what
+	}
+	return what + " failed"
 }
 
 // LastError is why the last call that failed did.
@@ -101,25 +125,30 @@ func (e *Engine) open(ctx context.Context, name string) (*railhop.Engine, railho
 	if err != nil {
 		return nil, railhop.InvalidSegment, err
 	}
+	e.namesMu.Lock()
+	_, known := e.opened[name]
+	again := e.forgotten[name]
+	e.namesMu.Unlock()
+	if !known {
+		e.log.Info("transferSync, cache not found, openSegment with target " + name)
+	}
 	id, err := engine.OpenSegment(ctx, name)
 	if err != nil {
-		return nil, id, err
+		return nil, id, &openError{name, err}
 	}
-	e.namesMu.Lock()
-	again := e.forgotten[name]
-	if _, known := e.opened[name]; !known {
+	if !known {
+		e.namesMu.Lock()
 		if e.opened == nil {
 			e.opened = make(map[string]railhop.SegmentID)
 		}
 		e.opened[name] = id
-		e.log.Info("segment opened", "segment", name, "id", id)
+		e.namesMu.Unlock()
 	}
-	e.namesMu.Unlock()
 	if !again {
 		return engine, id, nil
 	}
 	if err := engine.RefreshSegment(ctx, id); err != nil {
-		return nil, railhop.InvalidSegment, err
+		return nil, railhop.InvalidSegment, &openError{name, err}
 	}
 	e.namesMu.Lock()
 	delete(e.forgotten, name)

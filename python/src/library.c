@@ -39,35 +39,55 @@ static bool take(void *handle) {
     return true;
 }
 
-/* A library of ours that the process has already: it must not get a second one. */
-static int already(struct dl_phdr_info *info, size_t size, void *data) {
+/* Libraries of this name that the process has already: it must not get a second of ours. */
+struct found {
+    char *path[8];
+    int n;
+};
+
+static int find(struct dl_phdr_info *info, size_t size, void *data) {
     (void)size;
-    (void)data;
+    struct found *f = data;
     const char *slash = strrchr(info->dlpi_name, '/');
-    if (slash == NULL || strcmp(slash + 1, file_name) != 0) return 0;
-    void *handle = dlopen(info->dlpi_name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE | RTLD_NOLOAD);
-    return handle != NULL && take(handle);
+    if (slash != NULL && strcmp(slash + 1, file_name) == 0 && f->n < 8) {
+        char *path = strdup(info->dlpi_name);
+        if (path != NULL) f->path[f->n++] = path;
+    }
+    return 0;
+}
+
+static bool already(void) {
+    struct found f = {.n = 0};
+    bool taken = false;
+    dl_iterate_phdr(find, &f);
+    for (int i = 0; i < f.n; i++) {
+        void *handle = taken ? NULL : dlopen(f.path[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE | RTLD_NOLOAD);
+        taken = taken || (handle != NULL && take(handle));
+        free(f.path[i]);
+    }
+    return taken;
+}
+
+static bool load(char **why) {
+    char path[PATH_MAX];
+    if (!beside(path)) {
+        *why = strdup("railhop: cannot find out where the module lies");
+        return false;
+    }
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (handle == NULL) {
+        const char *error = dlerror();
+        *why = strdup(error == NULL ? path : error);
+        return false;
+    }
+    if (take(handle)) return true;
+    *why = strdup("railhop: libtransfer_engine.so is of another version than the module: install both anew");
+    return false;
 }
 
 bool library_load(char **why) {
     if (loader != 0) return loader == getpid();
-    char path[PATH_MAX];
-    if (dl_iterate_phdr(already, NULL) == 0) {
-        if (!beside(path)) {
-            *why = strdup("railhop: cannot find out where the module lies");
-            return false;
-        }
-        void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-        if (handle == NULL) {
-            const char *error = dlerror();
-            *why = strdup(error == NULL ? path : error);
-            return false;
-        }
-        if (!take(handle)) {
-            *why = strdup("railhop: libtransfer_engine.so is of another version than the module: install both anew");
-            return false;
-        }
-    }
+    if (!already() && !load(why)) return false;
     loader = getpid();
     return true;
 }
