@@ -32,7 +32,7 @@ var layers = [][]string{
 		"internal/xfer", "internal/shmabi", "internal/wire",
 	},
 	1: { // mechanisms
-		"internal/dl", "internal/gpu", "internal/nic", "internal/pattern", "internal/proc", "internal/pump",
+		"internal/dl", "internal/gpu", "internal/iov", "internal/nic", "internal/pattern", "internal/proc", "internal/pump",
 		"internal/shm", "internal/tally", "internal/trace",
 	},
 	2: { // providers, joints, decisions

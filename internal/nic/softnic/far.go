@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+
+	"github.com/railhop/railhop/internal/iov"
 )
 
 // Memory tells apart what the CPU can touch and what it cannot, such as the memory of
@@ -91,35 +93,35 @@ func (f *far) find(addr uintptr) Copier {
 func (f *far) some() bool { return f.runs.Load() != nil }
 
 // writeFar is writeRuns where some runs may have to be staged.
-func (s *stream) writeFar(iov []iovec) error {
-	for len(iov) > 0 {
+func (s *stream) writeFar(vs []iov.Vec) error {
+	for len(vs) > 0 {
 		n := 0
 		var c Copier
-		for n < len(iov) {
-			if c = s.far.find(iov[n].base); c != nil {
+		for n < len(vs) {
+			if c = s.far.find(vs[n].Base); c != nil {
 				break
 			}
 			n++
 		}
-		if err := s.writeNear(iov[:n]); err != nil {
+		if err := s.writeNear(vs[:n]); err != nil {
 			return err
 		}
-		iov = iov[n:]
+		vs = vs[n:]
 		if c == nil {
 			continue
 		}
 		if s.wfar == nil {
 			s.wfar = make([]byte, farBytes)
 		}
-		b := s.wfar[:min(farBytes, iov[0].len)]
-		if err := c.CopyOut(b, uint64(iov[0].base)); err != nil {
+		b := s.wfar[:min(farBytes, vs[0].Len)]
+		if err := c.CopyOut(b, uint64(vs[0].Base)); err != nil {
 			return syscall.EFAULT
 		}
-		s.wone[0] = iovOf(b)
+		s.wone[0] = iov.Of(b)
 		if err := s.writeNear(s.wone[:]); err != nil {
 			return err
 		}
-		iov = advance(iov, len(b))
+		vs = iov.Advance(vs, len(b))
 	}
 	return nil
 }
@@ -127,14 +129,14 @@ func (s *stream) writeFar(iov []iovec) error {
 // finishFar is finish where some runs may have to be staged.
 func (s *stream) finishFar(missing int) (int, error) {
 	for _, v := range s.riov {
-		for v.len > 0 {
-			c := s.far.find(v.base)
+		for v.Len > 0 {
+			c := s.far.find(v.Base)
 			s.rone[0] = v
 			if c != nil {
 				if s.rfar == nil {
 					s.rfar = make([]byte, farBytes)
 				}
-				s.rone[0] = iovOf(s.rfar[:min(farBytes, v.len)])
+				s.rone[0] = iov.Of(s.rfar[:min(farBytes, v.Len)])
 			}
 			s.rrest = s.rone[:]
 			n, err := s.readv()
@@ -142,12 +144,12 @@ func (s *stream) finishFar(missing int) (int, error) {
 				return missing, err
 			}
 			if c != nil {
-				if err := c.CopyIn(uint64(v.base), s.rfar[:n]); err != nil {
+				if err := c.CopyIn(uint64(v.Base), s.rfar[:n]); err != nil {
 					return missing, syscall.EFAULT
 				}
 			}
-			v.base += uintptr(n)
-			v.len -= uintptr(n)
+			v.Base += uintptr(n)
+			v.Len -= uintptr(n)
 			missing -= n
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/railhop/railhop/internal/iov"
 	"github.com/railhop/railhop/internal/nic"
 )
 
@@ -62,7 +63,7 @@ func newRig(t testing.TB, c DeviceConfig, memory int) *rig {
 	r.q = q.(*qp)
 	r.mem = make([]byte, memory)
 	t.Cleanup(func() { runtime.KeepAlive(r.mem) })
-	r.addr = uint64(iovOf(r.mem).base)
+	r.addr = uint64(iov.Of(r.mem).Base)
 	if r.mr, err = pd.Register(r.addr, uint64(memory), rigAccess); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/railhop/railhop/internal/iov"
 	"github.com/railhop/railhop/internal/nic"
 )
 
@@ -154,7 +155,7 @@ func (q *qp) revoked() func() {
 // in s.wiov. It holds the regions, and stops before a request whose local memory is not
 // valid. The caller holds mu.
 func (q *qp) gather(s *stream, h *holder, head []byte) (n int, wrote, read uint64) {
-	s.wiov = append(s.wiov[:0], iovec{})
+	s.wiov = append(s.wiov[:0], iov.Vec{})
 	for n < maxBatch && q.sent != q.tail && wrote < batchPayload {
 		w := q.slot(q.sent)
 		if !h.local(q.pd, w, q.sent) {
@@ -165,14 +166,14 @@ func (q *qp) gather(s *stream, h *holder, head []byte) (n int, wrote, read uint6
 		if w.Op == nic.OpRead {
 			read += uint64(w.Length)
 		} else if w.Length > 0 {
-			s.wiov = append(s.wiov, iovec{base: uintptr(w.LocalAddr), len: uintptr(w.Length)})
+			s.wiov = append(s.wiov, iov.Vec{Base: uintptr(w.LocalAddr), Len: uintptr(w.Length)})
 			wrote += uint64(w.Length)
 		}
 		q.sent++
 		n++
 	}
 	putBatch(head, n)
-	s.wiov[0] = iovOf(head[:batchBytes+n*opBytes])
+	s.wiov[0] = iov.Of(head[:batchBytes+n*opBytes])
 	return n, wrote, read
 }
 

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/railhop/railhop/internal/iov"
 	"github.com/railhop/railhop/internal/nic"
 )
 
@@ -342,14 +343,14 @@ func (in *inbound) credit(ops []op, missing int) int {
 // read sends what the reads at the head of ops ask for. It returns how many they were.
 func (in *inbound) read(ops []op) (int, nic.Status, error) {
 	s, n, total := in.s, 0, 0
-	s.wiov = append(s.wiov[:0], iovOf(in.frame[:]))
+	s.wiov = append(s.wiov[:0], iov.Of(in.frame[:]))
 	for n < len(ops) && ops[n].kind == nic.OpRead && (n == 0 || total+int(ops[n].length) <= batchPayload) {
 		o := &ops[n]
 		if !in.h.remote(in.q.pd, in.q.access, o) {
 			break
 		}
 		if o.length > 0 {
-			s.wiov = append(s.wiov, iovec{base: uintptr(o.addr), len: uintptr(o.length)})
+			s.wiov = append(s.wiov, iov.Vec{Base: uintptr(o.addr), Len: uintptr(o.length)})
 		}
 		total += int(o.length)
 		n++

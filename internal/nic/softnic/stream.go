@@ -5,6 +5,8 @@ import (
 	"net"
 	"syscall"
 	"time"
+
+	"github.com/railhop/railhop/internal/iov"
 )
 
 const (
@@ -23,14 +25,14 @@ type stream struct {
 	far  *far
 	rfar []byte // what is read for memory that the CPU cannot touch, made when first needed
 	wfar []byte
-	rone [1]iovec
-	wone [1]iovec
+	rone [1]iov.Vec
+	wone [1]iov.Vec
 
 	// Reading.
 	stage   []byte
 	r, w    int // stage[r:w] was read and not yet used
-	riov    []iovec
-	rrest   []iovec
+	riov    []iov.Vec
+	rrest   []iov.Vec
 	rn      int
 	rerrno  syscall.Errno
 	block   bool
@@ -38,8 +40,9 @@ type stream struct {
 	waiting func() error // called before a read blocks; may be nil
 
 	// Writing.
-	wiov    []iovec
-	wrest   []iovec
+	wiov    []iov.Vec
+	wrest   []iov.Vec
+	msg     iov.Msg
 	idle    bool // there was nothing to write before the next write
 	wn      int
 	werrno  syscall.Errno
@@ -56,20 +59,15 @@ func newStream(conn *net.TCPConn, far *far) (*stream, error) {
 		raw:   raw,
 		far:   far,
 		stage: make([]byte, stageBytes),
-		riov:  make([]iovec, 0, maxBatch+1),
-		wiov:  make([]iovec, 0, maxBatch+1),
+		riov:  make([]iov.Vec, 0, maxBatch+1),
+		wiov:  make([]iov.Vec, 0, maxBatch+1),
 	}
 	s.readFn, s.writeFn = s.tryRead, s.tryWrite
 	return s, nil
 }
 
 func (s *stream) tryRead(fd uintptr) bool {
-	for {
-		s.rn, s.rerrno = readv(fd, s.rrest)
-		if s.rerrno != syscall.EINTR {
-			break
-		}
-	}
+	s.rn, s.rerrno = iov.Read(fd, s.rrest)
 	return s.rerrno != syscall.EAGAIN || !s.block
 }
 
@@ -107,7 +105,7 @@ func (s *stream) fill(n, ahead int) error {
 		s.r = 0
 	}
 	for s.w < n {
-		s.rrest = append(s.riov[:0], iovOf(s.stage[s.w:max(n, min(ahead, len(s.stage)))]))
+		s.rrest = append(s.riov[:0], iov.Of(s.stage[s.w:max(n, min(ahead, len(s.stage)))]))
 		k, err := s.readv()
 		if err != nil {
 			return err
@@ -133,7 +131,7 @@ func (s *stream) land(addr uint64, length uint32) error {
 		length -= uint32(k)
 	}
 	if length > 0 {
-		s.riov = append(s.riov, iovec{base: uintptr(addr), len: uintptr(length)})
+		s.riov = append(s.riov, iov.Vec{Base: uintptr(addr), Len: uintptr(length)})
 	}
 	return nil
 }
@@ -154,7 +152,7 @@ func tryCopy(addr uint64, src []byte) (err error) {
 			err = syscall.EFAULT
 		}
 	}()
-	copyTo(addr, src)
+	iov.CopyTo(addr, src)
 	return nil
 }
 
@@ -162,7 +160,7 @@ func tryCopy(addr uint64, src []byte) (err error) {
 // returns how many bytes of the runs are still missing, which is 0 unless it fails.
 func (s *stream) finish(ahead int) (missing int, err error) {
 	for _, v := range s.riov {
-		missing += int(v.len)
+		missing += int(v.Len)
 	}
 	if missing == 0 {
 		return 0, nil
@@ -171,7 +169,7 @@ func (s *stream) finish(ahead int) (missing int, err error) {
 	if s.far.some() {
 		return s.finishFar(missing)
 	}
-	s.rrest = append(s.riov, iovOf(s.stage[:min(ahead, len(s.stage))]))
+	s.rrest = append(s.riov, iov.Of(s.stage[:min(ahead, len(s.stage))]))
 	for {
 		n, err := s.readv()
 		if err != nil {
@@ -182,71 +180,54 @@ func (s *stream) finish(ahead int) (missing int, err error) {
 			return 0, nil
 		}
 		missing -= n
-		s.rrest = advance(s.rrest, n)
+		s.rrest = iov.Advance(s.rrest, n)
 	}
-}
-
-func advance(iov []iovec, n int) []iovec {
-	for n > 0 && uintptr(n) >= iov[0].len {
-		n -= int(iov[0].len)
-		iov = iov[1:]
-	}
-	if n > 0 {
-		iov[0].base += uintptr(n)
-		iov[0].len -= uintptr(n)
-	}
-	return iov
 }
 
 func (s *stream) tryWrite(fd uintptr) bool {
-	for {
-		s.wn, s.werrno = writev(fd, s.wrest)
-		if s.werrno != syscall.EINTR {
-			break
-		}
-	}
+	s.wn, s.werrno = iov.Write(fd, &s.msg, s.wrest)
 	return s.werrno != syscall.EAGAIN
 }
 
-// writeRuns writes all runs of iov, which it uses up.
-func (s *stream) writeRuns(iov []iovec) error {
+// writeRuns writes all runs of vs, which it uses up.
+func (s *stream) writeRuns(vs []iov.Vec) error {
 	if s.far.some() {
-		return s.writeFar(iov)
+		return s.writeFar(vs)
 	}
-	return s.writeNear(iov)
+	return s.writeNear(vs)
 }
 
-func (s *stream) writeNear(iov []iovec) error {
-	for len(iov) > 0 {
-		s.wrest = iov
+func (s *stream) writeNear(vs []iov.Vec) error {
+	for len(vs) > 0 {
+		s.wrest = vs
 		if err := s.raw.Write(s.writeFn); err != nil {
 			return err
 		}
 		if s.werrno != 0 {
 			return s.werrno
 		}
-		iov = advance(iov, s.wn)
+		vs = iov.Advance(vs, s.wn)
 	}
 	return nil
 }
 
-// writePaced writes all runs of iov, held to the device's rate. stop ends the
+// writePaced writes all runs of vs, held to the device's rate. stop ends the
 // wait; timer is the caller's, stopped and drained.
-func (s *stream) writePaced(iov []iovec, p *pacer, cross bool, timer *time.Timer, stop <-chan struct{}) error {
+func (s *stream) writePaced(vs []iov.Vec, p *pacer, cross bool, timer *time.Timer, stop <-chan struct{}) error {
 	if !p.limited(cross) {
-		return s.writeRuns(iov)
+		return s.writeRuns(vs)
 	}
-	for chunk := p.chunk(cross); len(iov) > 0; {
+	for chunk := p.chunk(cross); len(vs) > 0; {
 		// Cut off a chunk: its last run may have to be split.
 		n, k := 0, 0
-		for k < len(iov) && n < chunk {
-			n += int(iov[k].len)
+		for k < len(vs) && n < chunk {
+			n += int(vs[k].Len)
 			k++
 		}
 		over := uintptr(max(0, n-chunk))
-		last := &iov[k-1]
-		rest := iovec{base: last.base + last.len - over, len: over}
-		last.len -= over
+		last := &vs[k-1]
+		rest := iov.Vec{Base: last.Base + last.Len - over, Len: over}
+		last.Len -= over
 		wait := p.take(n-int(over), cross, s.idle)
 		s.idle = false
 		if wait > 0 {
@@ -258,14 +239,14 @@ func (s *stream) writePaced(iov []iovec, p *pacer, cross bool, timer *time.Timer
 				return net.ErrClosed
 			}
 		}
-		if err := s.writeRuns(iov[:k]); err != nil {
+		if err := s.writeRuns(vs[:k]); err != nil {
 			return err
 		}
 		if over > 0 {
 			k--
-			iov[k] = rest
+			vs[k] = rest
 		}
-		iov = iov[k:]
+		vs = vs[k:]
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/railhop/railhop/internal/iov"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -71,16 +72,16 @@ func payload(s *piece) uint64 {
 
 // write sends what fits into one system call and the socket.
 func (p *Path) write(c *conn, now time.Duration) {
-	iov := p.iov[:0]
+	vs := p.iov[:0]
 	headers := 0
 	addHeader := func(h header, from uint64) {
 		b := &p.headers[headers]
 		headers++
 		h.put(b)
-		iov = append(iov, iovOf(b[from:]))
+		vs = append(vs, iov.Of(b[from:]))
 	}
 	from, bytes := c.sent, uint64(0)
-	for i := c.tx; i != none && len(iov)+3 <= maxIOV && headers+2 <= len(p.headers) && bytes < turnSize; i = p.pieces[i].next {
+	for i := c.tx; i != none && len(vs)+3 <= maxIOV && headers+2 <= len(p.headers) && bytes < turnSize; i = p.pieces[i].next {
 		s := &p.pieces[i]
 		if from < headerSize {
 			addHeader(header{s.length, s.remote, s.op == xfer.Write, c.v2}, from)
@@ -90,7 +91,7 @@ func (p *Path) write(c *conn, now time.Duration) {
 		if s.op == xfer.Write {
 			if done := from - headerSize; done < s.length {
 				n := min(s.length-done, turnSize)
-				iov = append(iov, iovec{base: uintptr(s.host() + done), len: uintptr(n)})
+				vs = append(vs, iov.Vec{Base: uintptr(s.host() + done), Len: uintptr(n)})
 				bytes += n
 				from += n
 				if done+n < s.length {
@@ -104,7 +105,7 @@ func (p *Path) write(c *conn, now time.Duration) {
 		}
 		from = 0
 	}
-	n, errno := writev(uintptr(c.fd), &p.msg, iov)
+	n, errno := iov.Write(uintptr(c.fd), &p.msg, vs)
 	switch {
 	case errno == unix.EAGAIN:
 		c.blocked = true
@@ -160,28 +161,28 @@ func gone(err error) bool {
 
 // read takes what one system call yields: answers, each to where it belongs.
 func (p *Path) read(c *conn, now time.Duration) {
-	iov := p.iov[:0]
+	vs := p.iov[:0]
 	got, bytes := c.got, uint64(0)
 	k, all := 0, true // all: all answers that are due fit one call
 	for i, n := c.fifo.head, c.fifo.n; n > 0; i, n = p.pieces[i].next, n-1 {
 		if i == c.tx && c.sent < headerSize {
 			break // nothing can answer it yet
 		}
-		if k == len(c.stage) || len(iov)+3 > maxIOV || bytes >= turnSize {
+		if k == len(c.stage) || len(vs)+3 > maxIOV || bytes >= turnSize {
 			all = false
 			break
 		}
 		s := &p.pieces[i]
 		prefix, body := c.prefix(s), payload(s)
 		if got < prefix {
-			iov = append(iov, iovOf(c.stage[k][got:prefix]))
+			vs = append(vs, iov.Of(c.stage[k][got:prefix]))
 			bytes += prefix - got
 			got = prefix
 		}
 		k++
 		if done := got - prefix; done < body {
 			n := min(body-done, turnSize)
-			iov = append(iov, iovec{base: uintptr(s.host() + done), len: uintptr(n)})
+			vs = append(vs, iov.Vec{Base: uintptr(s.host() + done), Len: uintptr(n)})
 			bytes += n
 			if done+n < body {
 				all = false
@@ -196,10 +197,10 @@ func (p *Path) read(c *conn, now time.Duration) {
 	room := bytes
 	if all {
 		// With room for more than is due, it shows whether there is more.
-		iov = append(iov, iovOf(p.sink[:]))
+		vs = append(vs, iov.Of(p.sink[:]))
 		room += uint64(len(p.sink))
 	}
-	n, errno := readv(uintptr(c.fd), iov)
+	n, errno := iov.Read(uintptr(c.fd), vs)
 	switch {
 	case errno == unix.EAGAIN:
 		c.readable = false

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/railhop/railhop/internal/iov"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -39,9 +40,9 @@ type Path struct {
 	lastIO  time.Duration
 	closed  bool
 
-	iov     [maxIOV]iovec
+	iov     [maxIOV]iov.Vec
 	headers [2 * maxBatch][headerSize]byte
-	msg     msghdr
+	msg     iov.Msg
 	sink    [4096]byte
 
 	toStage list

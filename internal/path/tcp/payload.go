@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/iov"
 )
 
 // bounceSize is the host memory of a session through which GPU memory is copied.
@@ -77,7 +78,7 @@ func (x *session) land(addr, rest uint64, v2 bool, dev gpu.Device) (int, error) 
 		if v2 && !x.there() {
 			return 0, x.stale()
 		}
-		x.iov = append(x.iov[:0], iovec{base: uintptr(addr), len: uintptr(n)}, iovOf(ahead))
+		x.iov = append(x.iov[:0], iov.Vec{Base: uintptr(addr), Len: uintptr(n)}, iov.Of(ahead))
 		k, err := x.readSome()
 		if err != nil {
 			return 0, err
@@ -97,7 +98,7 @@ func (x *session) landOn(dev gpu.Device, addr, rest uint64, v2 bool) (int, error
 	n := copy(b, x.stage[x.r:x.w])
 	x.r += n
 	for n < len(b) {
-		x.iov = append(x.iov[:0], iovOf(b[n:]))
+		x.iov = append(x.iov[:0], iov.Of(b[n:]))
 		k, err := x.readSome()
 		if err != nil {
 			return 0, err
@@ -120,7 +121,7 @@ func tryCopy(addr uint64, src []byte) (err error) {
 			err = fmt.Errorf("%d bytes at %#x: %w", len(src), addr, syscall.EFAULT)
 		}
 	}()
-	copyTo(addr, src)
+	iov.CopyTo(addr, src)
 	return nil
 }
 
@@ -139,7 +140,7 @@ func (x *session) read(h header, dev gpu.Device) error {
 		x.answer(statusOK)
 	}
 	if dev == nil {
-		x.out = append(x.out, iovec{base: uintptr(h.addr), len: uintptr(h.size)})
+		x.out = append(x.out, iov.Vec{Base: uintptr(h.addr), Len: uintptr(h.size)})
 		x.bytes += h.size
 		return nil
 	}
@@ -148,7 +149,7 @@ func (x *session) read(h header, dev gpu.Device) error {
 		if err := dev.CopyOut(b, addr); err != nil {
 			return fmt.Errorf("GPU memory at %#x: %w", addr, err)
 		}
-		x.out = append(x.out, iovOf(b))
+		x.out = append(x.out, iov.Of(b))
 		if err := x.flush(); err != nil {
 			return err
 		}
@@ -170,7 +171,7 @@ func (x *session) fill(n int) error {
 		x.r = 0
 	}
 	for x.w < n {
-		x.iov = append(x.iov[:0], iovOf(x.stage[x.w:]))
+		x.iov = append(x.iov[:0], iov.Of(x.stage[x.w:]))
 		k, err := x.readSome()
 		if err != nil {
 			return err
@@ -225,7 +226,7 @@ func (x *session) readSome() (int, error) {
 	}
 	all := 0
 	for _, v := range x.iov {
-		all += int(v.len)
+		all += int(v.Len)
 	}
 	x.short = x.n < all
 	return x.n, nil
@@ -237,7 +238,7 @@ func (x *session) tryRead(fd uintptr) bool {
 	if x.waited {
 		return true
 	}
-	x.n, x.errno = readv(fd, x.iov)
+	x.n, x.errno = iov.Read(fd, x.iov)
 	x.waited = x.errno == syscall.EAGAIN && len(x.out) == 0
 	return !x.waited
 }

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/iov"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -40,7 +41,7 @@ type piece struct {
 // host is where the payload lies, or comes, in host memory.
 func (s *piece) host() uint64 {
 	if s.stage != nil {
-		return uint64(iovOf(s.stage).base)
+		return uint64(iov.Of(s.stage).Base)
 	}
 	return s.local
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/railhop/railhop/internal/gpu"
+	"github.com/railhop/railhop/internal/iov"
 )
 
 const (
@@ -41,19 +42,19 @@ type session struct {
 	r, w  int  // stage[r:w] was read and not yet used
 	more  bool // the last read has filled the stage
 
-	iov    []iovec
+	iov    []iov.Vec
 	n      int
 	errno  syscall.Errno
 	waited bool
 	short  bool // the last read has emptied the socket
 	readFn func(fd uintptr) bool
 
-	out     []iovec // answers that are to be sent
-	rest    []iovec
+	out     []iov.Vec // answers that are to be sent
+	rest    []iov.Vec
 	status  [maxBatch][statusSize]byte
 	marks   int // statuses in out
 	bytes   uint64
-	msg     msghdr
+	msg     iov.Msg
 	writeFn func(fd uintptr) bool
 
 	checked time.Time // the peer was there then
@@ -219,7 +220,7 @@ func (x *session) answer(status uint64) {
 	b := &x.status[x.marks]
 	x.marks++
 	binary.LittleEndian.PutUint64(b[:], status)
-	x.out = append(x.out, iovOf(b[:]))
+	x.out = append(x.out, iov.Of(b[:]))
 }
 
 // flush sends the answers that are queued.
@@ -235,7 +236,7 @@ func (x *session) flush() error {
 		if x.errno != 0 {
 			return x.errno
 		}
-		x.rest = advance(x.rest, x.n)
+		x.rest = iov.Advance(x.rest, x.n)
 	}
 	x.out, x.marks, x.bytes = x.out[:0], 0, 0
 	x.mu.Lock()
@@ -244,20 +245,8 @@ func (x *session) flush() error {
 	return nil
 }
 
-func advance(iov []iovec, n int) []iovec {
-	for n > 0 && uintptr(n) >= iov[0].len {
-		n -= int(iov[0].len)
-		iov = iov[1:]
-	}
-	if n > 0 {
-		iov[0].base += uintptr(n)
-		iov[0].len -= uintptr(n)
-	}
-	return iov
-}
-
 func (x *session) tryWrite(fd uintptr) bool {
-	x.n, x.errno = writev(fd, &x.msg, x.rest)
+	x.n, x.errno = iov.Write(fd, &x.msg, x.rest)
 	return x.errno != syscall.EAGAIN
 }
 

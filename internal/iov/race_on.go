@@ -1,5 +1,5 @@
 //go:build race
 
-package tcp
+package iov
 
 const raceEnabled = true
