@@ -264,6 +264,16 @@ func (p *frames) put(f *frame) {
 	p.mu.Unlock()
 }
 
+// unmap gives back what is mapped and not in use.
+func (p *frames) unmap() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, f := range p.free {
+		unmap(f)
+	}
+	p.free = nil
+}
+
 // mapped returns a T in memory of its own.
 func mapped[T any]() (*T, error) {
 	var t T

@@ -23,6 +23,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -94,7 +95,7 @@ type Provider struct {
 	opts   Options
 	log    *slog.Logger
 	lib    *library
-	frames frames
+	frames *frames
 
 	mu      sync.Mutex
 	skipped map[string]string // devices that Devices left out, and why
@@ -113,7 +114,9 @@ func Open(opts Options) (*Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Provider{opts: opts, log: opts.Logger, lib: lib, skipped: make(map[string]string)}
+	p := &Provider{opts: opts, log: opts.Logger, lib: lib, frames: &frames{}, skipped: make(map[string]string)}
+	// A provider is not closed; its devices refer to it.
+	runtime.AddCleanup(p, (*frames).unmap, p.frames)
 	return p, nil
 }
 
