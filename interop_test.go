@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,6 +25,9 @@ import (
 
 // wheelPython is where tools/interop/setup.sh puts Mooncake's wheel.
 const wheelPython = ".cache/interop/bin/python"
+
+// wheelRDMA has a wheel use the RDMA devices that are there, by their IPv4 addresses.
+const wheelRDMA = "MC_GID_INDEX=1"
 
 // wheel is a process that runs Mooncake's own engine.
 type wheel struct {
@@ -43,7 +47,10 @@ func startWheel(t *testing.T, host, metadata string, size int, env ...string) *w
 	}
 	w := &wheel{t: t}
 	w.cmd = exec.Command(wheelPython, "tools/interop/peer.py", host, metadata, fmt.Sprint(size))
-	w.cmd.Env = append(os.Environ(), append([]string{"MC_FORCE_TCP=1"}, env...)...)
+	w.cmd.Env = append(append(os.Environ(), "MC_FORCE_TCP=1"), env...)
+	if slices.Contains(env, wheelRDMA) {
+		w.cmd.Env = append(os.Environ(), env...)
+	}
 	w.cmd.Stderr = &w.log
 	in, err := w.cmd.StdinPipe()
 	if err != nil {

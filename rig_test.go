@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -17,8 +18,8 @@ import (
 	"github.com/railhop/railhop/internal/handshake"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/nic/nicfault"
-	"github.com/railhop/railhop/internal/nic/softnic"
 	"github.com/railhop/railhop/internal/pattern"
+	"github.com/railhop/railhop/internal/testkit"
 	"github.com/railhop/railhop/internal/wire"
 	"github.com/railhop/railhop/internal/xfer"
 )
@@ -41,6 +42,11 @@ const breakable = "test: NICs can be broken"
 
 // openWith starts an engine on software providers, with faults.
 func openWith(o options) (*process, error) {
+	if o.set["MC_PXN_CREDIT_TIMEOUT_MS"] == "" && len(testkit.RealDevices()) > 0 {
+		// Such a machine is emulated, and has two processors for all ends.
+		o.set = maps.Clone(o.set)
+		o.set["MC_PXN_CREDIT_TIMEOUT_MS"] = "20000"
+	}
 	env, warnings := config.Load(func(name string) (string, bool) { v, ok := o.set[name]; return v, ok })
 	if len(warnings) > 0 && !o.lax {
 		return nil, fmt.Errorf("settings: %v", warnings)
@@ -53,11 +59,7 @@ func openWith(o options) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	nicConfigs, err := softnic.ParseDevices(env.Providers.SoftNICs)
-	if err != nil {
-		return nil, err
-	}
-	nics, err := softnic.New(softnic.Options{Devices: nicConfigs, Logger: o.log})
+	nics, err := testkit.NICs(env.Providers.SoftNICs, o.log)
 	if err != nil {
 		return nil, err
 	}

@@ -37,6 +37,7 @@ type Device struct {
 	attr    nic.Attr
 	dest    uint8 // reads that peers may have outstanding here
 	retries uint8 // the most there are
+	slower  uint8 // by which power of two acknowledgements take longer than a card's
 	ib      bool
 	chains  chains
 	events  chan nic.Event
@@ -100,6 +101,7 @@ func (p *Provider) openDevice(f *frame, dev uintptr, name, base string, port int
 	d.retries = mostRetries
 	if a.vendorID == softRoCE {
 		d.retries-- // it takes the last number for endless
+		d.slower = 3
 	}
 	d.ib = t.infiniband(base, port)
 	if d.gid, err = p.pick(t.gids(base, port), d.ib, name, nil); err != nil {

@@ -179,6 +179,9 @@ func (q *qp) modify(attr nic.QPAttr, own gidEntry) syscall.Errno {
 	case nic.RTS:
 		a.state, a.rnrRetry, a.maxRdAtomic = qpsRTS, rnrRetry, uint8(d.attr.MaxRDAtom)
 		a.timeout, a.retryCount = ackTimeout(attr.Timeout), d.retries
+		if attr.Timeout == 0 {
+			a.timeout += d.slower
+		}
 		if attr.Retries > 0 {
 			a.retryCount = uint8(min(attr.Retries, int(d.retries)))
 		}
