@@ -145,7 +145,9 @@ func (e *Engine) giveUp(b *ledger.Batch, cause error) error {
 		case <-b.Bell():
 		case <-late.C:
 			var err *MayLandError
-			e.host.loop.Do(func() { err = e.abandon(b, cause) })
+			if stopped := e.host.loop.Do(func() { err = e.abandon(b, cause) }); stopped != nil {
+				return errors.Join(cause, stopped)
+			}
 			if err == nil {
 				break
 			}

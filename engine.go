@@ -457,6 +457,7 @@ func (e *Engine) Close() error {
 // still open then ends for its caller with a [*MayLandError], which is returned too.
 func (e *Engine) abortAll(cause error) error {
 	e.host.loop.Do(func() {
+		e.drainIntake()
 		for b := range e.active {
 			e.abortOnPump(b, cause)
 		}

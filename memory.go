@@ -211,6 +211,9 @@ func (e *Engine) UnregisterBatch(addrs []uint64) error {
 		err = errors.Join(err, unpin(b))
 		free = append(free, b)
 	}
+	if len(free) < len(found) {
+		err = errors.Join(err, e.publish()) // peers find what stays
+	}
 	e.keepMu.Lock()
 	for _, b := range free {
 		delete(e.kept, b.Addr)

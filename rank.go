@@ -134,6 +134,9 @@ func newRank(h *host, o rankOptions) (_ *rank, _ xfer.Reason, err error) {
 		return fail(xfer.RegistryError, err)
 	}
 	r.turn = r.step
+	if err = r.attach(); err != nil {
+		return fail(xfer.GPUFatal, err)
+	}
 	if err = h.loop.SetWord(&r.entry.Block().Header.Wake); err != nil {
 		return fail(xfer.RegistryError, err)
 	}
@@ -141,9 +144,6 @@ func newRank(h *host, o rankOptions) (_ *rank, _ xfer.Reason, err error) {
 		var ctx context.Context
 		ctx, r.beats = context.WithCancel(context.Background())
 		r.wg.Go(func() { r.beat(ctx) })
-	}
-	if err = r.attach(); err != nil {
-		return fail(xfer.GPUFatal, err)
 	}
 	if err = h.loop.Add(r); err != nil {
 		return fail(xfer.RegistryError, err)

@@ -58,8 +58,13 @@ func (d remoteDialer) fence(ctx context.Context, session string, epoch uint64) e
 	return err
 }
 
+// fenceTime is how long a fence may take. Who asks has given up by then, and asks again.
+const fenceTime = time.Minute
+
 // fenceAsked answers a peer's fence.
 func (e *Engine) fenceAsked(ctx context.Context, q wire.FenceRequest) wire.FenceReply {
+	ctx, cancel := context.WithTimeout(ctx, fenceTime)
+	defer cancel()
 	closed, err := e.acceptor.Fence(ctx, q.Epoch)
 	reply := wire.FenceReply{Epoch: q.Epoch, Nonce: q.Nonce, Closed: closed}
 	if err != nil {
