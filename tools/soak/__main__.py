@@ -1,6 +1,6 @@
 """Soaks ours and Mooncake's wheel in all pairs with ours in it: random transfers by TCP on
 this machine, while one side of a pair lives and the other is killed, or leaves, and
-comes back.
+comes back. Now and then the process that lives closes its engine and starts another.
 
     PYTHON tools/soak --ours PYTHON --overlay FOLDER --wheel PYTHON [--minutes N] [--seed N]
 
@@ -118,6 +118,9 @@ class Pair(threading.Thread):
                 self.round(nodes)
                 self.samples.append(nodes[self.lives].holds())
                 self.restart(nodes)
+                if self.rng.random() < 0.2:
+                    living = nodes[self.lives]
+                    living.session = living.do("renew")
         except Exception as e:
             self.error = self.error or "%s: %s" % (type(e).__name__, e)
         for node in nodes.values():

@@ -22,17 +22,24 @@ LANE = SIZE // THREADS
 
 class Node:
     def __init__(self):
-        self.engine = TransferEngine()
-        if self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") != 0:
-            sys.exit("node: initialize")
         self.map = mmap.mmap(-1, SIZE)
         self.addr = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         self.view = memoryview(self.map)
+        self.engine = None
+        self.renew()
+        # What the target's memory holds, as far as this side knows.
+        self.shadow = bytearray(SIZE)
+
+    def renew(self):
+        """Another engine for the same memory, after the end of the one before."""
+        self.engine = None
+        self.engine = TransferEngine()
+        if self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") != 0:
+            sys.exit("node: initialize")
         if self.engine.register_memory(self.addr, SIZE) != 0:
             sys.exit("node: register_memory")
         self.session = "127.0.0.1:%d" % self.engine.get_rpc_port()
-        # What the target's memory holds, as far as this side knows.
-        self.shadow = bytearray(SIZE)
+        return self.session
 
     def checksum(self):
         return zlib.crc32(self.view)
@@ -111,7 +118,7 @@ def main():
         if verb == "leave":
             break
         print(json.dumps({"result": getattr(node, verb)(*args)}), flush=True)
-    del node.engine
+    node.engine = None
     os._exit(0)
 
 
