@@ -32,7 +32,14 @@ TEST_TIMEOUT ?= 8m
 inprocess = $(shell go list ./... | grep -vxF $(MULTIPROCESS:%=-e github.com/railhop/%))
 race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(TEST_RACE)),$(inprocess)))
 
-.PHONY: lib wheel interop conformance callers soak compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
+# What runs on Soft-RoCE devices, in a machine that does not see this one's /tmp.
+RXE_DEVICES ?= 2
+rxe = RXE_VM_OPTIONS='-n $(1) -m 4096 -t $(2)' GOTMPDIR=$(CURDIR)/.cache/tmp go run ./tools/testsum
+rxe_exec = -exec=$(CURDIR)/tools/rxe-vm/rxe-vm -vet=off -count=1
+rxe_nic = -run='^(TestConformance|TestDataPathAllocatesNothing|TestIdleQueueSleeps|TestEvents)$$' ./internal/nic/verbs
+rxe_engine = -run='^(TestDirect|TestRelayed|TestRXE.*)$$' .
+
+.PHONY: test-rxe test-rxe-full lib wheel interop conformance callers soak compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,8 +70,21 @@ demo: build ## play a small rail fabric on this machine, without hardware
 	bin/railhop demo --soft
 
 test: setup lint ## lint, then run every test and say what ran, what was skipped and why
-	@go run ./tools/testsum -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./... \
-		-- $(if $(race_packages),-race -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(race_packages))
+	@mkdir -p .cache/tmp; real=(); \
+		if why=$$(tools/rxe-vm/rxe-vm --setup 2>&1 >/dev/null); then \
+			real=(-- $(rxe_exec) -short -timeout 5m $(rxe_nic)); \
+		else echo "no tests on Soft-RoCE devices: $$why"; fi; \
+		$(call rxe,2,300) -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./... \
+		-- $(if $(race_packages),-race -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(race_packages)) "$${real[@]}"
+
+test-rxe: setup ## run NICs, RDMA and PXN on 2 and on 8 Soft-RoCE devices, in a machine that is emulated
+	@tools/rxe-vm/rxe-vm --setup; mkdir -p .cache/tmp
+	@$(call rxe,2,300) $(rxe_exec) -short -timeout 5m $(rxe_nic) -- $(rxe_exec) -short -timeout 5m $(rxe_engine)
+	@$(call rxe,8,300) $(rxe_exec) -short -timeout 5m $(rxe_nic) -- $(rxe_exec) -short -timeout 5m $(rxe_engine)
+
+test-rxe-full: setup ## the same and more, at full length, on RXE_DEVICES (2) devices, with Mooncake's wheel
+	@tools/rxe-vm/rxe-vm --setup; mkdir -p .cache/tmp; tools/interop/setup.sh
+	@$(call rxe,$(RXE_DEVICES),3600) $(rxe_exec) -timeout 1h ./internal/nic/verbs -- $(rxe_exec) -timeout 1h $(rxe_engine)
 
 interop: setup ## move bytes to and from Mooncake's own wheel, by TCP; WHEEL=newest takes the newest
 	tools/interop/setup.sh

@@ -44,7 +44,9 @@ func TestConformance(t *testing.T) {
 			})
 		})
 	}
-	run("one device", devices[0], devices[0])
+	if !testing.Short() {
+		run("one device", devices[0], devices[0])
+	}
 	if n := len(devices); n > 1 {
 		run("two devices", devices[0], devices[n-1])
 	}
