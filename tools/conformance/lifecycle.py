@@ -4,6 +4,7 @@ import importlib.util
 import os
 import socket
 import sys
+import time
 import types
 
 from rig import MetadataServer, Memory, about, accepts, in_fork, module, new_engine, raised, timed, within
@@ -161,6 +162,7 @@ def _(rig):
         engine = new_engine()
         engine.initialize("127.0.0.1", P2P, "tcp", "")
         port = engine.get_rpc_port()
+        time.sleep(0.1)  # until its threads wait for something
         start = os.times().elapsed
         del engine
         took.append(os.times().elapsed - start)
