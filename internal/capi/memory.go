@@ -220,7 +220,7 @@ func (m *managed) join(addr uint64, order int) {
 		}
 	}
 	for ; order < slabOrder; order++ {
-		buddy := slab + (addr - slab) ^ (1 << order)
+		buddy := slab + ((addr - slab) ^ (1 << order))
 		i := indexOf(m.spare[order], buddy)
 		if i < 0 {
 			break
