@@ -138,7 +138,9 @@ func (l *Loop) Run(ctx context.Context) error {
 		if limit, cold := l.Turn(); cold {
 			l.drive.Unlock()
 			l.parked.Store(true)
-			l.opts.Park(l.word.Load(), limit)
+			if ctx.Err() == nil { // else its end may have rung before the loop said that it sleeps
+				l.opts.Park(l.word.Load(), limit)
+			}
 			l.parked.Store(false)
 			l.drive.Lock()
 			l.Resume()
