@@ -37,9 +37,10 @@ SLACK = {"KiB": 4 << 10, "threads": 4, "descriptors": 8}
 class Node:
     """A process of node.py."""
 
-    def __init__(self, command, env, log):
+    def __init__(self, command, env):
+        self.log = tempfile.TemporaryFile("w+", errors="replace")
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **env}
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env={**os.environ, **env}
         )
         hello = self.answer()
         self.session, self.addr = hello["session"], hello["addr"]
@@ -48,7 +49,11 @@ class Node:
         for line in self.process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        raise EOFError("a node has ended: %d" % self.process.wait())
+        raise EOFError("a node has ended: %d\n%s" % (self.process.wait(), self.last_words()))
+
+    def last_words(self):
+        self.log.seek(0)
+        return "".join(self.log.readlines()[-12:])
 
     def do(self, *request):
         self.process.stdin.write(json.dumps(request) + "\n")
@@ -66,6 +71,7 @@ class Node:
             self.process.kill()
             raise RuntimeError("a node does not leave")
         self.process.stdout.close()
+        self.log.close()
 
     def holds(self):
         """What the process holds."""
@@ -80,9 +86,9 @@ class Node:
 
 
 class Pair(threading.Thread):
-    def __init__(self, index, options, log):
+    def __init__(self, index, options):
         super().__init__(daemon=True)
-        self.index, self.options, self.log = index, options, log
+        self.index, self.options = index, options
         self.kinds = dict(zip(("initiator", "target"), PAIRS[index]))
         self.lives = PAIRS[index][2]
         self.rng = random.Random(options.seed * len(PAIRS) + index)
@@ -102,12 +108,12 @@ class Pair(threading.Thread):
             # Few ports, so that a target often comes back by the name of an earlier one.
             first = 17100 + self.index * 20 + (10 if role == "target" else 0)
             env.update(MC_MIN_RPC_PORT=str(first), MC_MAX_RPC_PORT=str(first + 9))
-        else:
+        elif role != self.lives:
             # Mooncake's engine does not see that a name stands for another process by now.
             first = 17300 + self.index * 2400 + self.starts % 240 * 10
             env.update(MC_MIN_RPC_PORT=str(first), MC_MAX_RPC_PORT=str(first + 9))
         self.starts += 1
-        return Node([getattr(self.options, kind), os.path.join(HERE, "node.py")], env, self.log)
+        return Node([getattr(self.options, kind), os.path.join(HERE, "node.py")], env)
 
     def run(self):
         nodes = {}
@@ -197,26 +203,22 @@ def main():
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--operations", type=int, default=100, help="of each thread in a round")
     options = options.parse_args()
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        pairs = [Pair(i, options, log) for i in range(len(PAIRS))]
-        for pair in pairs:
-            pair.start()
-        for pair in pairs:
-            pair.join(options.minutes * 60 + 120)
-            if pair.is_alive():
-                pair.error = "does not come to an end"
-        well = True
-        for pair in pairs:
-            words, good = pair.verdict()
-            well = well and good
-            print(
-                "%-34s %7d transfers, %6d MiB, %3d restarts, %3d cut off: %s"
-                % (pair.name_of(), pair.transfers, pair.bytes >> 20, pair.restarts, pair.cut, words)
-            )
-        print("* lives; seed %d: %s" % (options.seed, "well" if well else "NOT WELL"))
-        if not well:
-            log.seek(0)
-            print("".join(log.readlines()[-40:]), end="")
+    pairs = [Pair(i, options) for i in range(len(PAIRS))]
+    for pair in pairs:
+        pair.start()
+    for pair in pairs:
+        pair.join(options.minutes * 60 + 120)
+        if pair.is_alive():
+            pair.error = "does not come to an end"
+    well = True
+    for pair in pairs:
+        words, good = pair.verdict()
+        well = well and good
+        print(
+            "%-34s %7d transfers, %6d MiB, %3d restarts, %3d cut off: %s"
+            % (pair.name_of(), pair.transfers, pair.bytes >> 20, pair.restarts, pair.cut, words)
+        )
+    print("* lives; seed %d: %s" % (options.seed, "well" if well else "NOT WELL"))
     return 0 if well else 1
 
 
