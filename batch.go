@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/railhop/railhop/internal/ledger"
+	"github.com/railhop/railhop/internal/path/pxn"
 	"github.com/railhop/railhop/internal/path/rdma"
 	"github.com/railhop/railhop/internal/path/tcp"
 	"github.com/railhop/railhop/internal/xfer"
@@ -183,17 +184,14 @@ func outcome(b *ledger.Batch) error {
 // abortOnPump stops the open tasks of a batch.
 func (e *Engine) abortOnPump(b *ledger.Batch, cause error) {
 	e.drainIntake()
-	r := e.rank.Load()
-	for i := range b.Len() {
-		t := b.At(i)
-		if !t.Open() {
-			continue
+	e.abortFenced(b, cause)
+	for _, to := range e.targets {
+		if to != nil {
+			to.abort(b, cause)
 		}
-		e.abortFenced(t, cause)
-		e.target(t.Req.Target).abort(t, cause)
-		if r != nil {
-			r.path.Abort(e.host.loop.Now(), t, cause)
-		}
+	}
+	if r := e.rank.Load(); r != nil {
+		r.path.Abort(e.host.loop.Now(), func(o pxn.Owner) bool { return isOf(o, b) }, cause)
 	}
 	if e.tcp != nil {
 		e.tcp.Abort(func(o tcp.Owner) bool { return isOf(o, b) }, cause)
@@ -208,11 +206,11 @@ func isOf(owner any, b *ledger.Batch) bool {
 	return ok && t.Batch() == b
 }
 
-func (e *Engine) abortFenced(t *ledger.Task, cause error) {
+func (e *Engine) abortFenced(b *ledger.Batch, cause error) {
 	keep := e.fenced[:0]
 	var ended []fenced
 	for _, f := range e.fenced {
-		if f.owner == t {
+		if f.owner.Batch() == b {
 			ended = append(ended, f)
 		} else {
 			keep = append(keep, f)

@@ -158,15 +158,20 @@ func (t *target) renewed() {
 	}
 }
 
-// abort ends a task that waits for the descriptor.
-func (t *target) abort(task *ledger.Task, cause error) {
-	i := slices.IndexFunc(t.waiting, func(w waiting) bool { return w.task == task })
-	if i < 0 {
-		return
+// abort ends the tasks of a batch that wait for the descriptor.
+func (t *target) abort(b *ledger.Batch, cause error) {
+	var ended []waiting
+	t.waiting = slices.DeleteFunc(t.waiting, func(w waiting) bool {
+		if w.task.Batch() != b {
+			return false
+		}
+		ended = append(ended, w)
+		return true
+	})
+	for _, w := range ended {
+		w.fence.Drop()
+		w.task.Closed(0, cause)
 	}
-	t.waiting[i].fence.Drop()
-	t.waiting = slices.Delete(t.waiting, i, i+1)
-	task.Closed(0, cause)
 }
 
 // railNames are the rails of a descriptor's devices.

@@ -85,16 +85,16 @@ func (c *conn) closed(now time.Duration, p *piece) bool {
 	return false
 }
 
-// abort stops what an owner has in flight.
-func (c *conn) abort(now time.Duration, o Owner, cause error) {
-	if p := c.head; p != nil && p.has(o) {
-		p.stops = append(p.stops, stop{o, cause})
+// abort stops what owners that match have in flight.
+func (c *conn) abort(now time.Duration, match func(Owner) bool, cause error) {
+	if p := c.head; p != nil && p.has(match) {
+		p.stops = append(p.stops, stop{match, cause})
 		c.dropHead(xfer.Aborted)
 	}
 	for seq := c.tx.Reaped() + 1; seq < c.tx.Next(); seq++ {
 		p := c.flight[c.claim.Geometry.Slot(seq)]
-		if p != nil && (p.state == flying || p.state == closing) && p.has(o) {
-			p.stops = append(p.stops, stop{o, cause})
+		if p != nil && (p.state == flying || p.state == closing) && p.has(match) {
+			p.stops = append(p.stops, stop{match, cause})
 			if p.state == flying {
 				c.takeBack(now, p, xfer.Aborted)
 			}

@@ -321,19 +321,20 @@ func (p *Path) Arm(time.Duration) (limit time.Duration) {
 	return limit
 }
 
-// Abort stops the shares of an owner: they end with cause, and go no other way.
-// Those that a relay has claimed end once their way is closed.
-func (p *Path) Abort(now time.Duration, o Owner, cause error) {
+// Abort stops the shares of owners that match: they end with cause, and go no other
+// way. Those that a relay has claimed end once their way is closed; match may be asked
+// until then.
+func (p *Path) Abort(now time.Duration, match func(Owner) bool, cause error) {
 	drop := func(it Item) {
 		it.Fence.Drop()
 		it.Owner.Closed(0, cause)
 	}
 	for _, r := range p.rails {
-		r.waiting.remove(o, drop)
+		r.waiting.remove(match, drop)
 	}
 	for _, c := range p.conns {
-		c.queue.remove(o, drop)
-		if err := p.opts.Guard(func() error { c.abort(now, o, cause); return nil }); err != nil {
+		c.queue.remove(match, drop)
+		if err := p.opts.Guard(func() error { c.abort(now, match, cause); return nil }); err != nil {
 			c.gone(err)
 		}
 	}

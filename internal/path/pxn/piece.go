@@ -128,7 +128,7 @@ type held struct {
 }
 
 type stop struct {
-	owner Owner
+	match func(Owner) bool
 	cause error
 }
 
@@ -189,18 +189,13 @@ func (p *piece) completed() {
 // stopped returns why an owner's shares must not go another way, or nil.
 func (p *piece) stopped(o Owner) error {
 	for i := range p.stops {
-		if p.stops[i].owner == o {
+		if p.stops[i].match(o) {
 			return p.stops[i].cause
 		}
 	}
 	return nil
 }
 
-func (p *piece) has(o Owner) bool {
-	for i := range p.items {
-		if p.items[i].Owner == o {
-			return true
-		}
-	}
-	return false
+func (p *piece) has(match func(Owner) bool) bool {
+	return slices.ContainsFunc(p.items, func(s share) bool { return match(s.Owner) })
 }

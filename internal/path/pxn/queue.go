@@ -196,13 +196,13 @@ func (q *queue) pop() Item {
 	return it
 }
 
-// remove takes out the items of one owner, and calls f for each.
-func (q *queue) remove(o Owner, f func(Item)) {
+// remove takes out the items of owners that match, and calls f for each.
+func (q *queue) remove(match func(Owner) bool, f func(Item)) {
 	for i := q.first; i < len(q.loads); i++ {
 		l := q.loads[i]
 		keep := l.items[:0]
 		for _, it := range l.items[l.from:] {
-			if it.Owner != o {
+			if !match(it.Owner) {
 				keep = append(keep, it)
 				continue
 			}
