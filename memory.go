@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/railhop/railhop/internal/gpu"
@@ -151,24 +153,44 @@ func (e *Engine) pin(b *segment.Buffer) error {
 	if e.cfg.Settings.RDMA.RelaxedOrdering != 0 {
 		access |= nic.RelaxedOrdering
 	}
-	var mrs []nic.MR
-	for i := range b.Chunks {
-		c := &b.Chunks[i]
-		for _, d := range e.devices {
-			mr, err := d.pd.Register(c.Addr, c.Length, access)
-			if err != nil {
-				err = fmt.Errorf("railhop: register %d bytes at %#x with %s: %w: %w", c.Length, c.Addr, d.Attr().Name, xfer.ErrContext, err)
-				for _, mr := range mrs {
-					err = errors.Join(err, mr.Close())
-				}
-				return err
-			}
-			mrs = append(mrs, mr)
-			c.LKey, c.RKey = append(c.LKey, mr.LKey()), append(c.RKey, mr.RKey())
+	mrs := make([][]nic.MR, len(e.devices))
+	errs := make([]error, len(e.devices))
+	var wg sync.WaitGroup
+	for i, d := range e.devices {
+		register := func() { mrs[i], errs[i] = registerChunks(d, b.Chunks, access) }
+		if e.cfg.Settings.RDMA.ParallelRegMR == 0 {
+			register()
+		} else {
+			wg.Go(register)
 		}
 	}
-	b.Owner = mrs
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		for _, mr := range slices.Concat(mrs...) {
+			err = errors.Join(err, mr.Close())
+		}
+		return err
+	}
+	for i := range b.Chunks {
+		c := &b.Chunks[i]
+		for _, of := range mrs {
+			c.LKey, c.RKey = append(c.LKey, of[i].LKey()), append(c.RKey, of[i].RKey())
+		}
+	}
+	b.Owner = slices.Concat(mrs...)
 	return nil
+}
+
+// registerChunks registers chunks with one NIC, as far as that takes them.
+func registerChunks(d *device, chunks []segment.Chunk, access nic.Access) (mrs []nic.MR, _ error) {
+	for _, c := range chunks {
+		mr, err := d.pd.Register(c.Addr, c.Length, access)
+		if err != nil {
+			return mrs, fmt.Errorf("railhop: register %d bytes at %#x with %s: %w: %w", c.Length, c.Addr, d.Attr().Name, xfer.ErrContext, err)
+		}
+		mrs = append(mrs, mr)
+	}
+	return mrs, nil
 }
 
 func unpin(b *segment.Buffer) error {

@@ -59,6 +59,7 @@ func TestRXE(t *testing.T) {
 // and by each of them, and restarts either.
 func TestRXEInterop(t *testing.T) {
 	devices := needRXE(t, 2)
+	whole := t // what a subtest starts, later ones go on with
 	most := 64 << 20
 	if testing.Short() {
 		most = 4 << 20
@@ -108,15 +109,15 @@ func TestRXEInterop(t *testing.T) {
 	})
 	t.Run("the wheel restarts", func(t *testing.T) {
 		w.cmd.Process.Kill()
-		w = startWheel(t, "127.0.0.1", "P2PHANDSHAKE", most, wheelEnv...)
+		w = startWheel(whole, "127.0.0.1", "P2PHANDSHAKE", most, wheelEnv...)
 		both(t, []int{65537})
 	})
 	t.Run("we restart, it dials first", func(t *testing.T) {
-		w = startWheel(t, "127.0.0.1", "P2PHANDSHAKE", most, wheelEnv...)
+		w = startWheel(whole, "127.0.0.1", "P2PHANDSHAKE", most, wheelEnv...)
 		if err := e.Close(); err != nil {
 			t.Error(err)
 		}
-		e = openRXE(t, devices[0], nil)
+		e = openRXE(whole, devices[0], nil)
 		mem, addr = registerBytes(t, e, most)
 		const n = 65537
 		pattern.Fill(mem[:n], 51, 0)
@@ -126,13 +127,13 @@ func TestRXEInterop(t *testing.T) {
 	})
 	for _, qps := range []string{"1", "4"} {
 		t.Run(qps+" queue pairs at its end", func(t *testing.T) {
-			w = startWheel(t, "127.0.0.1", "P2PHANDSHAKE", most, append(wheelEnv, "MC_NUM_QP_PER_EP="+qps)...)
+			w = startWheel(whole, "127.0.0.1", "P2PHANDSHAKE", most, append(wheelEnv, "MC_NUM_QP_PER_EP="+qps)...)
 			both(t, []int{65537})
 		})
 	}
 	t.Run("buffers longer than a memory region", func(t *testing.T) {
-		w = startWheel(t, "127.0.0.1", "P2PHANDSHAKE", most, append(wheelEnv, fmt.Sprint("MC_MAX_MR_SIZE=", most/5*3))...)
-		e = openRXE(t, devices[0], settings{"MC_MAX_MR_SIZE": fmt.Sprint(most / 2)})
+		w = startWheel(whole, "127.0.0.1", "P2PHANDSHAKE", most, append(wheelEnv, fmt.Sprint("MC_MAX_MR_SIZE=", most/5*3))...)
+		e = openRXE(whole, devices[0], settings{"MC_MAX_MR_SIZE": fmt.Sprint(most / 2)})
 		mem, addr = registerBytes(t, e, most)
 		both(t, []int{most})
 	})

@@ -22,8 +22,8 @@ import (
 	"github.com/railhop/railhop/internal/gpu/gpufault"
 	"github.com/railhop/railhop/internal/gpu/softgpu"
 	"github.com/railhop/railhop/internal/nic/nicfault"
-	"github.com/railhop/railhop/internal/nic/softnic"
 	"github.com/railhop/railhop/internal/pattern"
+	"github.com/railhop/railhop/internal/testkit"
 )
 
 // role is the argument that makes the binary a child.
@@ -169,11 +169,7 @@ func (c *child) open(o *Options, a *Answer) error {
 	if err != nil {
 		return err
 	}
-	nicConfigs, err := softnic.ParseDevices(env.Providers.SoftNICs)
-	if err != nil {
-		return err
-	}
-	nics, err := softnic.New(softnic.Options{Devices: nicConfigs, Logger: c.log})
+	nics, err := testkit.NICs(env.Providers.SoftNICs, c.log)
 	if err != nil {
 		return err
 	}

@@ -108,7 +108,9 @@ func (p *Path) event(n *local, ev nic.Event, now time.Duration) {
 			n.backAt = now + p.opts.Quarantine
 		}
 	case nic.GIDChanged:
-		n.set.Drop(fmt.Errorf("%w: GID of %s changed", endpoint.ErrWithdrawn, n.nic.Name))
+		cause := fmt.Errorf("%w: GID of %s changed", endpoint.ErrWithdrawn, n.nic.Name)
+		n.set.Drop(cause)
+		p.opts.Health(n.nic, n.active, cause)
 	}
 }
 
