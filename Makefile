@@ -37,7 +37,7 @@ RXE_DEVICES ?= 2
 rxe = RXE_VM_OPTIONS='-n $(1) -m 4096 -t $(2)' GOTMPDIR=$(CURDIR)/.cache/tmp go run ./tools/testsum
 rxe_exec = -exec=$(CURDIR)/tools/rxe-vm/rxe-vm -vet=off -count=1
 rxe_nic = -run='^(TestConformance|TestDataPathAllocatesNothing|TestIdleQueueSleeps|TestEvents)$$' ./internal/nic/verbs
-rxe_engine = -run='^(TestDirect|TestRelayed|TestRXE.*)$$' .
+rxe_engine = -run='^(TestDirect|TestRelayed|TestRXE.*)$$' . ./internal/faulttest
 
 .PHONY: test-rxe test-rxe-full lib wheel interop conformance callers soak compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
 

@@ -44,5 +44,14 @@ if ! python3 -c 'import ensurepip, sysconfig; open(sysconfig.get_paths()["includ
 		echo "setup: cannot install them: the Python module's tests are skipped" >&2
 fi
 
+# The header of libibverbs, with which ours is compared; that test skips without it.
+if ! [ -e /usr/include/infiniband/verbs.h ] && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+	echo "setup: installing libibverbs-dev"
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update -qq
+	apt-get install -qq -y --no-install-recommends libibverbs-dev >/dev/null ||
+		echo "setup: cannot install it: a test of internal/nic/verbs is skipped" >&2
+fi
+
 # What is in the module cache already needs no network.
 go mod download
