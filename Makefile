@@ -108,7 +108,7 @@ soak: setup ## random transfers and restarts for MINUTES (10), with the wheel an
 		--overlay $$overlay --ours .cache/ours/bin/python --wheel .cache/interop/bin/python
 
 compare: interop ## measure writes by TCP beside the wheel's
-	go run ./tools/interop/compare
+	@overlay=$$(tools/conformance/setup.sh); go run ./tools/interop/compare -overlay $$overlay 2>&1 | grep -v '^[IWE][0-9]\|^WARNING'
 
 race: setup ## run every test with the race detector
 	go run ./tools/testsum -race -shuffle=on -timeout 20m $(TESTFLAGS) ./...

@@ -1,12 +1,12 @@
 // Compare measures writes over TCP on the loopback, from one process to another, by
-// our engine and by Mooncake's own wheel, side by side: each case by each kind in
-// turns, so that whatever else the machine does hits all alike. It prints the
-// medians.
+// our Python module, our engine in Go, and Mooncake's own wheel, side by side: each case
+// by each kind in turns, so that whatever else the machine does hits all alike. It
+// prints the medians, and how many times slower than our module the others are.
 //
-//	make interop && go run ./tools/interop/compare
+//	make compare
 //
-// It is both ends: "compare peer" is a process of our engine, driven as
-// tools/interop/peer.py drives the wheel.
+// tools/interop/peer.py is a process of either module; "compare peer" is one of the
+// engine in Go.
 package main
 
 import (
@@ -30,9 +30,11 @@ const size = 256 << 20 // bytes that each process registers
 
 func main() {
 	python := flag.String("python", ".cache/interop/bin/python", "interpreter of the wheel")
+	ours := flag.String("ours", ".cache/ours/bin/python", "interpreter with our module")
+	overlay := flag.String("overlay", "", "folder where our module serves mooncake.engine")
 	rounds := flag.Int("alternations", 20, "times that each kind has its turn")
 	flag.Parse()
-	run := func() error { return compare(*python, *rounds) }
+	run := func() error { return compare(*python, *ours, *overlay, *rounds) }
 	if flag.Arg(0) == "peer" {
 		run = peer
 	}
@@ -75,10 +77,11 @@ type kind struct {
 	command, envs []string
 }
 
-func compare(python string, rounds int) (err error) {
+func compare(python, ours, overlay string, rounds int) (err error) {
 	wheel := []string{python, "tools/interop/peer.py", "127.0.0.1", "P2PHANDSHAKE", fmt.Sprint(size)}
 	kinds := []*kind{
-		{name: "railhop", command: []string{os.Args[0], "peer"}},
+		{name: "railhop", command: []string{ours, "tools/interop/peer.py", "127.0.0.1", "P2PHANDSHAKE", fmt.Sprint(size)}, envs: []string{"PYTHONPATH=" + overlay}},
+		{name: "railhop, Go", command: []string{os.Args[0], "peer"}},
 		{name: "wheel, pool", command: wheel, envs: []string{"MC_TCP_ENABLE_CONNECTION_POOL=1"}},
 		{name: "wheel, no pool", command: wheel, envs: []string{"MC_TCP_ENABLE_CONNECTION_POOL=0"}},
 	}
@@ -114,7 +117,10 @@ func report(out io.Writer, kinds []*kind) {
 	for _, k := range kinds {
 		fmt.Fprintf(t, "%s\t", k.name)
 	}
-	fmt.Fprint(t, "ratio\tratio\t\n")
+	for range kinds[1:] {
+		fmt.Fprint(t, "ratio\t")
+	}
+	fmt.Fprintln(t)
 	for _, w := range workloads {
 		fmt.Fprintf(t, "%v\t", w)
 		first := median(kinds[0].times[w])
