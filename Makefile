@@ -38,8 +38,9 @@ rxe = RXE_VM_OPTIONS='-n $(1) -m 4096 -t $(2)' GOTMPDIR=$(CURDIR)/.cache/tmp go 
 rxe_exec = -exec=$(CURDIR)/tools/rxe-vm/rxe-vm -vet=off -count=1
 rxe_nic = -run='^(TestConformance|TestDataPathAllocatesNothing|TestIdleQueueSleeps|TestEvents)$$' ./internal/nic/verbs
 rxe_engine = -run='^(TestDirect|TestRelayed|TestRXE.*)$$' . ./internal/faulttest
+rxe_interop = -run='^TestInteropRXE' .
 
-.PHONY: test-rxe test-rxe-full lib wheel interop conformance callers soak compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
+.PHONY: interop-rxe test-rxe test-rxe-full lib wheel interop conformance callers soak compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +90,10 @@ test-rxe-full: setup ## the same and more, at full length, on RXE_DEVICES (2) de
 interop: setup ## move bytes to and from Mooncake's own wheel, by TCP; WHEEL=newest takes the newest
 	tools/interop/setup.sh
 	go test -count=1 -v -run '^TestInterop' . | grep -v INFO
+
+interop-rxe: setup ## move bytes to and from Mooncake's wheel by RDMA, in a machine that is emulated
+	@tools/rxe-vm/rxe-vm --setup; mkdir -p .cache/tmp; tools/interop/setup.sh
+	@$(call rxe,2,300) $(rxe_exec) -timeout 280s $(rxe_interop)
 
 conformance: setup ## compare the wheel and ours with the 135 rows; WHEEL=newest shows where the newest differs
 	tools/interop/setup.sh

@@ -77,6 +77,13 @@ def main(host, metadata, size):
                     return rc
         return times
 
+    def split(piece):
+        """Registers the memory in pieces instead of as one."""
+        rc = engine.unregister_memory(addr)
+        for at in range(addr, addr + size, piece):
+            rc = rc or engine.register_memory(at, piece)
+        return rc
+
     verbs = {
         "measure": measure,
         "load": load,
@@ -85,6 +92,7 @@ def main(host, metadata, size):
         "write": move("write"),
         "unregister": lambda: engine.unregister_memory(addr),
         "probe": engine.send_probe,
+        "split": split,
     }
     for line in sys.stdin:
         verb, *args = json.loads(line)
