@@ -207,9 +207,13 @@ func TestFailureSpreadsByWait(t *testing.T) {
 	first, second := stream(t, d), stream(t, d)
 	e, after := event(t, d), event(t, d)
 	truncated := truncatedPage(t, d)
+	a := alloc(t, d, 4096)
+	release := hold(d)
+	must(t, first.Copy([]gpu.Copy{{Dst: a + 1, Src: a, Length: 1}}))
 	must(t, first.Write64(truncated, 1)) // fails while it runs
 	must(t, first.Record(e))
 	must(t, second.Wait(e))
+	release()
 	second.Write64(word, 1)
 	second.Record(after)
 	second.Close()
