@@ -15,7 +15,7 @@ import (
 func TestLayout(t *testing.T) {
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
-		t.Skip("no gcc")
+		t.Skip("no gcc: tools/setup.sh installs it")
 	}
 	compile := func(source string) ([]byte, error) {
 		c := exec.CommandContext(t.Context(), gcc, "-x", "c", "-fsyntax-only", "-")
