@@ -60,8 +60,9 @@ type rank struct {
 
 	left bool // the GPU is lost: lanes are given back, and ours lent to nobody
 
-	broken atomic.Bool // our own block is gone
-	lost   atomic.Bool // the GPU is
+	broken atomic.Bool   // our own block is gone
+	lost   atomic.Bool   // the GPU is
+	deaths atomic.Uint64 // told by the watcher
 	wg     sync.WaitGroup
 	beats  context.CancelFunc // ends the goroutine that beats; nil if there is none
 	report reporter
@@ -129,7 +130,7 @@ func newRank(h *host, o rankOptions) (_ *rank, _ xfer.Reason, err error) {
 		return fail(xfer.NoLocalRail, err)
 	}
 	r.openPath(o)
-	r.watcher, err = r.registry.Watch(h.loop.Wake)
+	r.watcher, err = r.registry.Watch(func() { r.deaths.Add(1); h.loop.Wake() })
 	if err != nil {
 		return fail(xfer.RegistryError, err)
 	}

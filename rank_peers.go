@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/railhop/railhop/internal/lane"
@@ -31,7 +32,7 @@ func (r *rank) find(_ context.Context, rail string, held func(uint64) bool) (*px
 			why, cause = xfer.RelaySuspected, fmt.Errorf("%s: %s", p.Name(), text)
 			continue
 		}
-		pr := &peer{OtherRank: p, loop: r.host.loop}
+		pr := &peer{OtherRank: p, end: r.end(p)}
 		rails := make(map[string]uint32)
 		for i, name := range p.Rails() {
 			rails[name] = uint32(i)
@@ -80,15 +81,13 @@ func (r *rank) findSender(_ context.Context, n int) (relay.Sender, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &sender{LaneHolder: o, loop: r.host.loop, name: fmt.Sprintf("%d.%d.%d.%d", id.UID, id.PID, id.StartTicks, epoch)}, nil
+	return &sender{LaneHolder: o, end: r.end(o), name: fmt.Sprintf("%d.%d.%d.%d", id.UID, id.PID, id.StartTicks, epoch)}, nil
 }
 
 // peer is a rank that relays for us.
 type peer struct {
 	registry.OtherRank
-	loop    interface{ Now() time.Duration }
-	checked time.Duration
-	gone    bool
+	end end
 }
 
 // Suspected implements [pxn.Peer].
@@ -97,14 +96,8 @@ func (p *peer) Suspected(now time.Duration) (bool, xfer.Reason) {
 	return suspected, xfer.RelaySuspected
 }
 
-// Gone implements [pxn.Peer]. It asks the system once a millisecond at most.
-func (p *peer) Gone() bool {
-	if now := p.loop.Now(); !p.gone && now-p.checked >= time.Millisecond {
-		p.checked = now
-		p.gone = p.OtherRank.Closed()
-	}
-	return p.gone
-}
+// Gone implements [pxn.Peer].
+func (p *peer) Gone() bool { return p.end.come() }
 
 // Watched implements [pxn.Peer].
 func (p *peer) Watched() bool { return p.HasPidfd() }
@@ -129,10 +122,8 @@ func (p *peer) Fault(err error) { p.OtherRank.Fault(err) }
 // sender is a rank that holds a lane of ours.
 type sender struct {
 	registry.LaneHolder
-	name    string
-	loop    interface{ Now() time.Duration }
-	checked time.Duration
-	gone    bool
+	name string
+	end  end
 }
 
 // Name implements [relay.Sender].
@@ -144,14 +135,37 @@ func (s *sender) Suspected(now time.Duration) bool {
 	return suspected
 }
 
-// Gone implements [relay.Sender]. It asks the system once a millisecond at most.
-func (s *sender) Gone() bool {
-	if now := s.loop.Now(); !s.gone && now-s.checked >= time.Millisecond {
-		s.checked = now
-		s.gone = s.LaneHolder.Closed()
-	}
-	return s.gone
-}
+// Gone implements [relay.Sender].
+func (s *sender) Gone() bool { return s.end.come() }
 
 // Wake implements [relay.Sender].
 func (s *sender) Wake() { s.LaneHolder.Wake() }
+
+// end is what the pump knows of the end of another process. It asks the system once
+// a millisecond at most, and once more whenever the watcher has told of a death: the
+// pump may sleep after that, and nothing else would wake it.
+type end struct {
+	of      interface{ Closed() bool }
+	now     func() time.Duration
+	deaths  *atomic.Uint64 // told by the watcher
+	told    uint64
+	checked time.Duration
+	gone    bool
+}
+
+func (r *rank) end(of interface{ Closed() bool }) end {
+	return end{of: of, now: r.host.loop.Now, deaths: &r.deaths}
+}
+
+func (e *end) come() bool {
+	if e.gone {
+		return true
+	}
+	now, told := e.now(), e.deaths.Load()
+	if now-e.checked < time.Millisecond && told == e.told {
+		return false
+	}
+	e.checked, e.told = now, told
+	e.gone = e.of.Closed()
+	return e.gone
+}
