@@ -105,6 +105,15 @@ type Linker interface {
 	Link(from, to string) (Link, error)
 }
 
+// Exporter is a [Provider] that exports device memory as dma-bufs, by which NICs and
+// other devices reach it.
+type Exporter interface {
+	// DMABuf exports the range as a file and says where in that file it starts. The
+	// caller closes fd; what was made of it meanwhile stays good. It fails with an error
+	// that wraps [errors.ErrUnsupported] where the driver or the device cannot.
+	DMABuf(addr, length uint64) (fd int, offset uint64, err error)
+}
+
 // Provider finds and opens devices.
 type Provider interface {
 	// Name is "cuda" or "soft".

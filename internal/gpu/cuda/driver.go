@@ -65,6 +65,8 @@ type driver struct {
 	memHostUnregister dl.Proc
 	// CUresult cuMemHostGetDevicePointer(CUdeviceptr *pdptr, void *p, unsigned int Flags)
 	memHostGetDevicePointer dl.Proc
+	// CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType, unsigned long long flags)
+	memGetHandleForRange dl.Proc
 	// CUresult cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr)
 	pointerGetAttributes dl.Proc
 
@@ -151,6 +153,7 @@ func (d *driver) table() []dl.Symbol {
 		required(&d.memHostRegister, "cuMemHostRegister_v2", "cuMemHostRegister"),
 		required(&d.memHostUnregister, "cuMemHostUnregister"),
 		required(&d.memHostGetDevicePointer, "cuMemHostGetDevicePointer_v2"),
+		{Names: []string{"cuMemGetHandleForAddressRange"}, Target: &d.memGetHandleForRange, Optional: true, Since: 11070},
 		required(&d.pointerGetAttributes, "cuPointerGetAttributes"),
 		required(&d.ipcGetMemHandle, "cuIpcGetMemHandle"),
 		required(&d.ipcOpenMemHandle, "cuIpcOpenMemHandle_v2", "cuIpcOpenMemHandle"),
@@ -194,6 +197,8 @@ const (
 	attrDMABuf            = 124
 
 	ipcDriver = 12000
+
+	rangeDMABuf = 1 // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 
 	p2pAccess        = 2
 	p2pNativeAtomics = 3

@@ -95,6 +95,7 @@ func fake(t testing.TB, opts Options, macros ...string) (*Provider, *fakeDriver)
 		{Names: []string{"fakeMap"}, Target: &d.mapChunks},
 		{Names: []string{"fakeManaged"}, Target: &d.managed},
 		{Names: []string{"fakeForeign"}, Target: &d.foreign},
+		{Names: []string{"fakePrivate"}, Target: &d.private},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -112,6 +113,7 @@ type fakeDriver struct {
 	mapChunks func(chunks, hole, device, foreign int32) uint64
 	managed   func(size uint64) uint64
 	foreign   func(size uint64) uint64
+	private   func(at uint64)
 }
 
 // first opens a provider's first device until the end of the test.

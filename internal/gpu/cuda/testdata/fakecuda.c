@@ -35,6 +35,9 @@
 #ifndef LOAD_ERROR // of the kernel
 #define LOAD_ERROR 0
 #endif
+#ifndef DMABUF // attribute 124
+#define DMABUF 1
+#endif
 #ifndef INIT_ERROR
 #define INIT_ERROR 0
 #endif
@@ -51,7 +54,7 @@ typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUgraph_st *CUgraph;
 typedef struct { char reserved[64]; } CUipcMemHandle;
-typedef int CUdevice_attribute, CUdevice_P2PAttribute, CUpointer_attribute, CUjit_option;
+typedef int CUdevice_attribute, CUdevice_P2PAttribute, CUpointer_attribute, CUjit_option, CUmemRangeHandleType;
 typedef int CUstreamCaptureMode, CUstreamCaptureStatus;
 typedef struct { int type, id; } CUmemLocation;
 typedef struct {
@@ -74,7 +77,7 @@ struct CUevent_st { CUcontext ctx; };
 // A region is memory that the driver knows: kind 1 host, 2 device, 3 managed.
 struct region {
   uint64_t start, size;
-  int kind, device, legacy, imported, refs, fd;
+  int kind, device, legacy, imported, refs, fd, private; // private: not made for NICs
   CUcontext ctx;
 };
 
@@ -162,6 +165,13 @@ EXPORT uint64_t fakeMap(int chunks, int hole, int device, int foreignChunk) {
   pthread_mutex_unlock(&mu);
   return at;
 }
+// fakePrivate makes memory at an address none that NICs may reach.
+EXPORT void fakePrivate(uint64_t at) {
+  pthread_mutex_lock(&mu);
+  struct region *r = find(at, 1);
+  if (r) r->private = 1;
+  pthread_mutex_unlock(&mu);
+}
 // fakeManaged, fakeForeign: managed memory; memory of a context that is not primary.
 EXPORT uint64_t fakeManaged(uint64_t size) {
   uint64_t at = (uint64_t)mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -208,7 +218,7 @@ EXPORT CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute a, CUdevice d) {
     case 76: *v = 0; return 0;
     case 93: *v = WRITE64_V1; return 0;
     case 122: *v = WRITE64; return DRIVER >= 11070 ? 0 : INVALID_VALUE;
-    case 124: *v = 1; return DRIVER >= 11070 ? 0 : INVALID_VALUE;
+    case 124: *v = DMABUF; return DRIVER >= 11070 ? 0 : INVALID_VALUE;
     case 125: *v = IPC; return DRIVER >= 12000 ? 0 : INVALID_VALUE;
   }
   return INVALID_VALUE;
@@ -338,6 +348,7 @@ EXPORT CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *attr
       case 11: *(uint64_t *)data[i] = r->start; break;
       case 12: *(uint64_t *)data[i] = r->size; break;
       case 13: *(char *)data[i] = r->kind != 0; break;
+      case 15: *(char *)data[i] = r->kind == 2 && !r->private; break;
       default: code = INVALID_VALUE;
     }
   }
@@ -346,6 +357,24 @@ EXPORT CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *attr
 }
 
 // ---- sharing
+
+// The "dma-buf" is a file with a copy of the bytes.
+EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr p, size_t n, CUmemRangeHandleType type, unsigned long long flags) {
+  NEED_CONTEXT();
+  if (type != 1 || flags || !n || p % 4096 || n % 4096) return INVALID_VALUE;
+  pthread_mutex_lock(&mu);
+  int ok = 1;
+  for (uint64_t at = p; at < p + n && ok; at += 4096) {
+    struct region *r = find(at, 4096);
+    ok = r && r->kind == 2 && !r->private;
+  }
+  pthread_mutex_unlock(&mu);
+  if (!ok) return INVALID_VALUE;
+  int fd = memfd_create("fakecuda-dmabuf", MFD_CLOEXEC);
+  if (fd < 0 || write(fd, (void *)p, n) != (ssize_t)n) return OUT_OF_MEMORY;
+  *(int *)handle = fd;
+  return 0;
+}
 
 struct handle { char magic[8]; int pid, fd, device; uint64_t size, inode; };
 
