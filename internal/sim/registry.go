@@ -70,9 +70,11 @@ func (g *group) closed(p *proc) {
 	for _, e := range p.entries {
 		e.closed = true
 	}
-	for _, e := range g.entries {
-		if e.claims == p {
-			e.claims = nil // the kernel drops its locks
+	for _, o := range g.w.procs {
+		for _, e := range o.entries {
+			if e.claims == p {
+				e.claims = nil // the kernel drops its locks, of files without a name too
+			}
 		}
 	}
 	g.ring()
