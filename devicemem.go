@@ -54,23 +54,3 @@ func (m *deviceMemory) close() error {
 	m.open = nil
 	return err
 }
-
-// reachable says how real NICs reach the memory of real GPUs.
-type reachable struct {
-	gpu.Provider
-	peermem bool // by the kernel module, and not as a dma-buf
-}
-
-// exporter is a GPU provider that exports memory as dma-bufs.
-type exporter interface {
-	DMABuf(addr, length uint64) (fd int, offset uint64, err error)
-}
-
-// DMABuf implements [verbs.GPU].
-func (r reachable) DMABuf(addr, length uint64) (int, uint64, error) {
-	e, ok := r.Provider.(exporter)
-	if !ok || r.peermem {
-		return -1, 0, errors.ErrUnsupported
-	}
-	return e.DMABuf(addr, length)
-}

@@ -168,7 +168,13 @@ func (h *host) findVerbs(cfg Config) error {
 		NeedRelaxed: r.RelaxedOrdering == 2, Logger: cfg.Logger,
 	}
 	if h.gpus != nil {
-		opts.GPU = reachable{h.gpus, r.NvidiaPeermem}
+		opts.GPU = h.gpus
+	}
+	switch r.GPUMemory {
+	case config.GPUMemoryPeermem:
+		opts.GPUMemory = verbs.ByPeermem
+	case config.GPUMemoryDMABuf:
+		opts.GPUMemory = verbs.ByDMABuf
 	}
 	nics, err := verbs.Open(opts)
 	switch {

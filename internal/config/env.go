@@ -111,8 +111,17 @@ type RDMA struct {
 	MaxMRSize         int           // bytes
 	ParallelRegMR     int           // 1 always, 0 never, -1 choose
 	RelaxedOrdering   int           // 0 off, 1 if there, 2 demand
-	NvidiaPeermem     bool
+	GPUMemory         GPUMemory
 }
+
+// GPUMemory is how NICs are told of GPU memory: by WITH_NVIDIA_PEERMEM.
+type GPUMemory uint8
+
+const (
+	GPUMemoryEither  GPUMemory = iota // as a dma-buf where that works, else by nvidia-peermem
+	GPUMemoryPeermem                  // 1
+	GPUMemoryDMABuf                   // 0
+)
 
 // PXN is about the relay.
 type PXN struct {

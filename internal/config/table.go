@@ -110,7 +110,17 @@ func rdmaTable() []variable {
 		integer("MC_MAX_MR_SIZE", func(e *Env) *int { return &e.RDMA.MaxMRSize }, "1099511627776", 1, 1<<63-1, "bytes of the largest memory region; longer buffers are cut"),
 		oneOf("MC_ENABLE_PARALLEL_REG_MR", func(e *Env) *int { return &e.RDMA.ParallelRegMR }, "-1", "register memory with all NICs at once: 1 always, 0 never, -1 with more than one NIC and touched memory", -1, 0, 1),
 		oneOf("MC_IB_PCI_RELAXED_ORDERING", func(e *Env) *int { return &e.RDMA.RelaxedOrdering }, "1", "relaxed PCIe ordering for registered memory: 0 off, 1 if the library has it, 2 demand it", 0, 1, 2),
-		boolean("WITH_NVIDIA_PEERMEM", func(e *Env) *bool { return &e.RDMA.NvidiaPeermem }, "1", "register GPU memory by nvidia-peermem; off means by DMA-BUF"),
+		custom("WITH_NVIDIA_PEERMEM", "boolean", "", boolWords, "register GPU memory by the kernel module nvidia-peermem (1) or as a dma-buf (0) and not otherwise; unset: as a dma-buf where the driver exports it, else by nvidia-peermem", func(e *Env, text string) error {
+			on, ok := parseBool(text)
+			if !ok {
+				return errValue
+			}
+			e.RDMA.GPUMemory = GPUMemoryDMABuf
+			if on {
+				e.RDMA.GPUMemory = GPUMemoryPeermem
+			}
+			return nil
+		}),
 	}
 }
 

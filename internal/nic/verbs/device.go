@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +41,7 @@ type Device struct {
 	slower  uint8 // by which power of two acknowledgements take longer than a card's
 	ib      bool
 	chains  chains
+	way     atomic.Uint32 // GPUMemory that was last registered; see told
 	events  chan nic.Event
 	async   *os.File
 	wg      sync.WaitGroup

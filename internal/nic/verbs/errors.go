@@ -1,7 +1,6 @@
 package verbs
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -23,21 +22,24 @@ func asError(e syscall.Errno) error {
 
 // memoryError is memory that the card does not take, and why in words that help.
 type memoryError struct {
-	why   string
-	errno syscall.Errno
+	why string
+	err error
 }
 
-func (e *memoryError) Error() string { return fmt.Sprintf("%s: %v", e.why, e.errno) }
+func (e *memoryError) Error() string { return fmt.Sprintf("%s: %v", e.why, e.err) }
 
-// explain finds the cause of a registration that failed. exported is why the memory
-// is no dma-buf, if that was tried.
-func (p *Provider) explain(errno syscall.Errno, kind gpu.Kind, length uint64, exported error) error {
-	c := cause{errno: errno, kind: kind, length: length, limit: math.MaxUint64, peermem: p.peermem(), exported: exported}
+// explain finds the cause of a registration that failed.
+func (p *Provider) explain(c cause) error {
+	c.limit, c.peermem = math.MaxUint64, p.peermem()
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) == nil {
 		c.limit = limit.Cur
 	}
-	return &memoryError{c.words(), errno}
+	err := error(c.errno)
+	if c.errno == 0 {
+		err = c.dmabuf
+	}
+	return &memoryError{c.words(), err}
 }
 
 // peermem reports whether a kernel module is loaded by which cards reach GPU memory.
@@ -52,23 +54,20 @@ func (p *Provider) peermem() bool {
 
 // cause is what is known of a registration that failed.
 type cause struct {
-	errno    syscall.Errno
-	kind     gpu.Kind
-	length   uint64
-	limit    uint64 // of locked memory, in bytes
-	peermem  bool
-	exported error
+	errno   syscall.Errno // of the registration by address; 0 if that was not tried
+	kind    gpu.Kind
+	length  uint64
+	limit   uint64 // of locked memory, in bytes
+	peermem bool   // the kernel module is loaded
+	way     GPUMemory
+	dmabuf  error // why it is no dma-buf, if that was tried
 }
 
 func (c cause) words() string {
 	const unlimited = math.MaxUint64
 	switch {
-	case c.kind == gpu.DeviceMemory && c.exported != nil && !errors.Is(c.exported, errors.ErrUnsupported):
-		return fmt.Sprintf("GPU memory that cannot be had as a dma-buf (%v)", c.exported)
-	case c.kind == gpu.DeviceMemory && !c.peermem:
-		return "GPU memory, and neither is the kernel module nvidia-peermem loaded nor does the driver export it as a dma-buf: try modprobe nvidia-peermem, or WITH_NVIDIA_PEERMEM=0 for dma-buf"
 	case c.kind == gpu.DeviceMemory:
-		return "GPU memory that nvidia-peermem does not take: memory of cuMemCreate (such as PyTorch's expandable_segments) needs dma-buf, WITH_NVIDIA_PEERMEM=0"
+		return c.deviceWords()
 	case c.kind == gpu.ManagedMemory:
 		return "managed GPU memory, which no card can reach"
 	case (c.errno == syscall.ENOMEM || c.errno == syscall.EAGAIN || c.errno == syscall.EPERM) && c.limit != unlimited && c.limit < c.length+1<<20:
@@ -79,4 +78,24 @@ func (c cause) words() string {
 		return "not all of it is mapped, or not as the access asks"
 	}
 	return "the card does not take it"
+}
+
+// deviceWords says of GPU memory what was tried, and why that is not enough.
+func (c cause) deviceWords() string {
+	var dmabuf, peermem string
+	switch {
+	case c.way == ByPeermem:
+		dmabuf = "as a dma-buf it was not tried, for WITH_NVIDIA_PEERMEM=1"
+	default:
+		dmabuf = fmt.Sprintf("as a dma-buf: %v", c.dmabuf)
+	}
+	switch {
+	case c.way == ByDMABuf:
+		peermem = "by nvidia-peermem it was not tried, for WITH_NVIDIA_PEERMEM=0"
+	case !c.peermem:
+		peermem = "by nvidia-peermem: the kernel module is not loaded, try modprobe nvidia-peermem"
+	default:
+		peermem = "by nvidia-peermem: it does not take it; memory of cuMemCreate (such as PyTorch's expandable_segments) needs a dma-buf"
+	}
+	return "GPU memory: " + dmabuf + "; " + peermem
 }

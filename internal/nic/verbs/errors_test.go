@@ -23,9 +23,9 @@ func TestCausesOfRegistration(t *testing.T) {
 		{"memlock as another error", cause{errno: syscall.EAGAIN, length: 1 << 30, limit: 65536}, "ulimit -l"},
 		{"no memory", cause{errno: syscall.ENOMEM, length: 1 << 30, limit: math.MaxUint64}, "no memory for it"},
 		{"not mapped", cause{errno: syscall.EFAULT, length: 4096, limit: math.MaxUint64}, "not all of it is mapped"},
-		{"no peermem", cause{errno: syscall.EFAULT, kind: gpu.DeviceMemory, limit: math.MaxUint64, exported: unsupported}, "modprobe nvidia-peermem"},
-		{"VMM memory", cause{errno: syscall.EFAULT, kind: gpu.DeviceMemory, peermem: true, exported: unsupported}, "cuMemCreate"},
-		{"dma-buf", cause{errno: syscall.EINVAL, kind: gpu.DeviceMemory, exported: errors.New("the card does not take it")}, "cannot be had as a dma-buf (the card does not take it)"},
+		{"neither", cause{errno: syscall.EFAULT, kind: gpu.DeviceMemory, dmabuf: unsupported}, "as a dma-buf: no: unsupported operation; by nvidia-peermem: the kernel module is not loaded, try modprobe nvidia-peermem"},
+		{"VMM memory", cause{errno: syscall.EFAULT, kind: gpu.DeviceMemory, peermem: true, way: ByPeermem}, "not tried, for WITH_NVIDIA_PEERMEM=1; by nvidia-peermem: it does not take it; memory of cuMemCreate"},
+		{"dma-buf alone", cause{kind: gpu.DeviceMemory, peermem: true, way: ByDMABuf, dmabuf: errors.New("the card does not take it")}, "as a dma-buf: the card does not take it; by nvidia-peermem it was not tried, for WITH_NVIDIA_PEERMEM=0"},
 		{"managed", cause{errno: syscall.EFAULT, kind: gpu.ManagedMemory}, "managed GPU memory"},
 		{"else", cause{errno: syscall.EINVAL}, "the card does not take it"},
 	} {

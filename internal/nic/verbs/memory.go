@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/nic"
 )
@@ -122,7 +120,7 @@ func (p *pd) Register(addr, length uint64, access nic.Access) (nic.MR, error) {
 		p.drop(&p.mrs)
 		var c *memoryError
 		if errors.As(err, &c) {
-			return fail(c.why, c.errno)
+			return fail(c.why, c.err)
 		}
 		return fail(err.Error(), nil)
 	}
@@ -132,39 +130,39 @@ func (p *pd) Register(addr, length uint64, access nic.Access) (nic.MR, error) {
 	return m, nil
 }
 
-// register makes the region: through a dma-buf if it is GPU memory that can be
-// exported, and else by its address.
+// register makes the region: GPU memory as the options say, and what else there is by
+// its address.
 func (m *mr) register(f *frame, addr, length uint64, access nic.Access) error {
 	d := m.pd.d
 	lib := d.p.lib
-	var errno unix.Errno
-	var kind gpu.Kind
-	exported := error(nil)
-	if g := d.p.opts.GPU; g != nil {
-		if kind = g.Classify(addr, length).Kind; kind == gpu.DeviceMemory && lib.regDMABufMR.Found() {
-			fd, offset, err := g.DMABuf(addr, length)
-			if err == nil {
-				defer unix.Close(fd)
-				m.at, errno = lib.pointer(f, lib.regDMABufMR, m.pd.at, uintptr(offset), uintptr(length), uintptr(addr), uintptr(fd), uintptr(access))
-				if m.at != 0 {
-					m.keys()
-					return nil
-				}
-				err = fmt.Errorf("the card does not take it as a dma-buf: %w", errno)
-			}
-			exported = err
+	c := cause{length: length, way: d.p.opts.GPUMemory}
+	g := d.p.opts.GPU
+	if g != nil {
+		c.kind = g.Classify(addr, length).Kind
+	}
+	device := c.kind == gpu.DeviceMemory
+	if device && c.way != ByPeermem {
+		if c.dmabuf = m.registerDMABuf(f, addr, length, access); c.dmabuf == nil {
+			d.told(ByDMABuf)
+			return nil
+		}
+		if c.way == ByDMABuf {
+			return d.p.explain(c)
 		}
 	}
 	if lib.regMRIova2.Found() {
-		m.at, errno = lib.pointer(f, lib.regMRIova2, m.pd.at, uintptr(addr), uintptr(length), uintptr(addr), uintptr(access))
+		m.at, c.errno = lib.pointer(f, lib.regMRIova2, m.pd.at, uintptr(addr), uintptr(length), uintptr(addr), uintptr(access))
 	} else {
-		m.at, errno = lib.pointer(f, lib.regMR, m.pd.at, uintptr(addr), uintptr(length), uintptr(access))
+		m.at, c.errno = lib.pointer(f, lib.regMR, m.pd.at, uintptr(addr), uintptr(length), uintptr(access))
 	}
-	if m.at != 0 {
-		m.keys()
-		return nil
+	if m.at == 0 {
+		return d.p.explain(c)
 	}
-	return d.p.explain(errno, kind, length, exported)
+	m.keys()
+	if device {
+		d.told(ByPeermem)
+	}
+	return nil
 }
 
 func (m *mr) keys() { m.lkey, m.rkey = at[uint32](m.at, mrLKey), at[uint32](m.at, mrRKey) }

@@ -30,7 +30,6 @@ import (
 	"syscall"
 
 	"github.com/railhop/railhop/internal/dl"
-	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/nic"
 )
 
@@ -54,20 +53,12 @@ type Options struct {
 	NeedRelaxed bool
 	// GPU knows GPU memory. Nil means that there is none.
 	GPU GPU
+	// GPUMemory is how cards are told of it.
+	GPUMemory GPUMemory
 	// Sysfs and Dev are where sysfs and the device nodes are; "" means /sys and /dev.
 	Sysfs, Dev string
 	// Logger takes life-cycle messages. Nil means none.
 	Logger *slog.Logger
-}
-
-// GPU is what registration wants to know of GPU memory.
-type GPU interface {
-	// Classify says what an address range is.
-	Classify(addr, length uint64) gpu.Range
-	// DMABuf exports the range as a file and says where in that file it starts. It
-	// fails with an error that wraps [errors.ErrUnsupported] where the driver cannot
-	// or was not asked to.
-	DMABuf(addr, length uint64) (fd int, offset uint64, err error)
 }
 
 func (o Options) withDefaults() Options {
