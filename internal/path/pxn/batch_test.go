@@ -23,7 +23,8 @@ type recorder struct {
 
 type event struct{ gpu.Event }
 
-func (event) Close() error { return nil }
+func (event) Close() error        { return nil }
+func (event) Done() (bool, error) { return true, nil }
 
 func (r *recorder) Info() gpu.Info                            { return gpu.Info{StreamMemOps: true, BatchedCopy: true} }
 func (r *recorder) Import(gpu.Handle, uint64) (uint64, error) { return 1 << 40, nil }
@@ -86,12 +87,12 @@ func newRig(t *testing.T) *rig {
 	g := lane.Geometry{Slots: shmabi.Slots, SlotSize: rigSlot, MaxSpans: shmabi.MaxSpans}
 	r.mem.Store(lane.Word{Kind: lane.State}, uint64(shmabi.LaneReady))
 	r.mem.Store(lane.Word{Kind: lane.SenderEpoch}, 3)
-	r.rx = lane.NewRelay(r.mem, g, 1)
+	r.rx = lane.NewRelay(r.mem, g, 2)
 	r.rx.Adopt()
 	r.path = New(Options{
 		Device: r.gpu, BusOf: func(uint64) string { return "" }, Epoch: 3, Tally: tally.New(nil), Wake: func() {}, Credit: time.Hour, NoCut: true,
-		Find: func(context.Context, string, func(uint64) bool) (*Claim, xfer.Reason, error) {
-			return &Claim{Peer: livePeer{}, Mem: r.mem, Geometry: g, Rails: map[string]uint32{"m1": 0}}, xfer.NoReason, nil
+		Find: func(_ context.Context, _ string, held func(uint64) bool) (*Claim, xfer.Reason, error) {
+			return &Claim{Peer: livePeer{}, Held: held(7), Mem: r.mem, Geometry: g, Rails: map[string]uint32{"m1": 0, "m2": 1}}, xfer.NoReason, nil
 		},
 		Direct: func(Item, xfer.Reason) error { t.Error("a share goes direct"); return nil },
 	})

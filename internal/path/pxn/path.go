@@ -122,6 +122,7 @@ type Path struct {
 	log    *slog.Logger
 	rails  []*rail // in the order of their first use
 	recent *rail   // the one that was asked for last
+	filled *load   // of recent, that the last share went to; nil once anything but Submit has run
 	conns  []*conn // all, also those that only wait to be closed
 	free   []*piece
 	items  pool
@@ -175,6 +176,12 @@ func New(opts Options) *Path {
 // that was taken may still go direct later. It may change the item, and does not
 // keep it.
 func (p *Path) Submit(now time.Duration, name string, it *Item) xfer.Reason {
+	if l := p.filled; l != nil && l.target == it.Target && it.Target.Fences && l.takes(&it.Span) && p.recent.name == name {
+		it.Fence.Hold()
+		l.add(it, it.Span.Length)
+		return xfer.NoReason
+	}
+	p.filled = nil
 	if n := it.Span.Length; n == 0 || it.Span.Source > ^n || it.Span.Dest-1 >= ^n { // empty, wraps, or to address 0
 		return xfer.BadPieces
 	}
@@ -195,7 +202,7 @@ func (p *Path) Submit(now time.Duration, name string, it *Item) xfer.Reason {
 		}
 	}
 	it.Fence.Hold()
-	c.queue.push(it, r.index)
+	p.filled = c.queue.push(it, r.index)
 	return xfer.NoReason
 }
 
@@ -279,6 +286,7 @@ func (p *Path) direct(it Item, why xfer.Reason, attrs ...any) {
 
 // Step does what there is to do, without blocking.
 func (p *Path) Step(now time.Duration) (busy bool) {
+	p.filled = nil
 	busy = p.mail.Read()
 	for _, r := range p.rails {
 		if r.attaching && r.waiting.n > 0 && now-r.since > p.opts.Credit {
@@ -325,6 +333,7 @@ func (p *Path) Arm(time.Duration) (limit time.Duration) {
 // way. Those that a relay has claimed end once their way is closed; match may be asked
 // until then.
 func (p *Path) Abort(now time.Duration, match func(Owner) bool, cause error) {
+	p.filled = nil
 	drop := func(it Item) {
 		it.Fence.Drop()
 		it.Owner.Closed(0, cause)
@@ -343,7 +352,7 @@ func (p *Path) Abort(now time.Duration, match func(Owner) bool, cause error) {
 // Release gives all lanes back, sending what is queued the direct way, and takes
 // nothing more. Step goes on until Idle.
 func (p *Path) Release(now time.Duration, why xfer.Reason) {
-	p.left = why
+	p.left, p.filled = why, nil
 	for _, c := range p.conns {
 		c.release(why)
 	}

@@ -149,28 +149,29 @@ func (p *piece) plan(slot uint64) {
 	k := len(p.items)
 	copies, plans := slices.Grow(p.copies[:0], k)[:k], slices.Grow(p.plans[:0], k)[:k]
 	nc, np := 0, 0
-	var src, dest uint64 // ends of the last
+	// Ends of the last, at first such that nothing joins.
+	src, dest := ^p.items[0].Span.Source, ^p.items[0].Span.Dest
 	for i := range p.items {
 		it := &p.items[i]
-		n := it.Span.Length
-		if nc > 0 && src == it.Span.Source {
+		from, to, n := it.Span.Source, it.Span.Dest, it.Span.Length
+		if from == src {
 			copies[nc-1].Length += n
 		} else {
 			c := &copies[nc]
-			c.Dst, c.Src, c.Length = slot, it.Span.Source, n
+			c.Dst, c.Src, c.Length = slot, from, n
 			nc++
 		}
-		if np > 0 && dest == it.Span.Dest {
+		if to == dest {
 			plans[np-1].Length += n
 		} else {
 			s := &plans[np]
-			s.Dest, s.Length = it.Span.Dest, n
+			s.Dest, s.Length = to, n
 			np++
 		}
 		if f := it.Fence; f != nil && f.Recorded && (len(p.fences) == 0 || p.fences[len(p.fences)-1] != f) {
 			p.fences = append(p.fences, f)
 		}
-		src, dest, slot = it.Span.Source+n, it.Span.Dest+n, slot+n
+		src, dest, slot = from+n, to+n, slot+n
 	}
 	p.copies, p.plans = copies[:nc], plans[:np]
 }
@@ -181,8 +182,8 @@ func (p *piece) completed() {
 		it := &p.items[i]
 		it.Fence.Drop()
 		it.Owner.Closed(it.Span.Length, nil)
+		it.Owner, it.Fence = nil, nil // here, while it is in the cache
 	}
-	clear(p.items)
 	p.items = p.items[:0]
 }
 

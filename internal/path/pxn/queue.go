@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/railhop/railhop/internal/shmabi"
+	"github.com/railhop/railhop/internal/xfer"
 )
 
 // queue is items that wait, in loads that can become pieces as they are: of one
@@ -20,15 +21,16 @@ type queue struct {
 	bytes uint64
 }
 
-// pool keeps the arrays of items that loads and pieces hand on to each other. The
-// last one that came back is taken first: it is still in the cache.
+// pool keeps the arrays of items that loads and pieces hand on to each other, none
+// longer than a piece may be. The last one that came back is taken first: it is still
+// in the cache.
 type pool struct{ free [][]share }
 
 func (p *pool) get() []share {
 	if k := len(p.free); k > 0 {
 		items := p.free[k-1]
 		p.free = p.free[:k-1]
-		return items
+		return items[:0:min(cap(items), shmabi.MaxSpans)]
 	}
 	return nil
 }
@@ -41,6 +43,7 @@ func (p *pool) put(items []share) {
 }
 
 type load struct {
+	queue  *queue
 	target *Target
 	rail   uint32
 	items  []share
@@ -48,50 +51,54 @@ type load struct {
 	bytes  uint64
 }
 
-// push takes an item for a rail of the peer's list, and may change it.
-func (q *queue) push(it *Item, rail uint32) {
-	l, n := q.last, it.Span.Length
-	if l == nil || len(l.items) == cap(l.items) || !q.fits(l, it.Target, rail) || n > q.slot-l.bytes {
-		q.pushCut(it, rail)
-		return
-	}
+// takes reports whether a span, which must be a valid one, fits as it is.
+func (l *load) takes(s *xfer.Span) bool {
+	n := s.Length
+	return len(l.items) < cap(l.items) && n-1 < l.queue.slot-l.bytes && s.Source <= ^n && s.Dest-1 < ^n
+}
+
+// add appends the first n bytes of an item. There is room.
+func (l *load) add(it *Item, n uint64) {
 	k := len(l.items)
 	l.items = l.items[:k+1]
-	l.items[k].set(it, n)
+	s, q := &l.items[k], l.queue
+	s.Span.Source, s.Span.Dest, s.Span.Length = it.Span.Source, it.Span.Dest, n // copying what was just put together stalls
+	s.Owner, s.Fence = it.Owner, it.Fence
 	l.bytes += n
 	q.bytes += n
 	q.n++
 }
 
-// set makes it the share of n bytes of an item. It goes field by field: copying what was just put
-// together stalls.
-func (s *share) set(it *Item, n uint64) {
-	s.Span.Source, s.Span.Dest, s.Span.Length = it.Span.Source, it.Span.Dest, n
-	s.Owner, s.Fence = it.Owner, it.Fence
-}
-
-// pushCut is push for an item that begins a load, or goes over the end of a slot: it
-// is cut there, with a share for either part.
-func (q *queue) pushCut(it *Item, rail uint32) {
+// push takes an item for a rail of the peer's list, and may change it. An item that
+// goes over the end of a slot is cut there, with a share for either part. It returns
+// the load that the last part went to.
+func (q *queue) push(it *Item, rail uint32) *load {
 	for {
 		l := q.last
 		if l == nil || !q.fits(l, it.Target, rail) {
 			l = q.room(it.Target, rail)
 			q.last = l
 		}
+		if len(l.items) == cap(l.items) {
+			l.grow()
+		}
 		n := min(it.Span.Length, q.slot-l.bytes)
-		l.items = append(l.items, share{})
-		l.items[len(l.items)-1].set(it, n)
-		l.bytes += n
-		q.bytes += n
-		q.n++
+		l.add(it, n)
 		if n == it.Span.Length {
-			return
+			return l
 		}
 		it.Owner.Opened(1)
 		it.Fence.Hold()
 		it.Span.Source, it.Span.Dest, it.Span.Length = it.Span.Source+n, it.Span.Dest+n, it.Span.Length-n
 	}
+}
+
+// grow makes room for more items, for no more than a piece has.
+func (l *load) grow() {
+	k := len(l.items)
+	more := make([]share, k, min(max(2*k, 16), shmabi.MaxSpans))
+	copy(more, l.items)
+	l.items = more
 }
 
 // open is how many loads may be filled at once: tasks to so many targets may take
@@ -112,7 +119,7 @@ func (q *queue) room(t *Target, rail uint32) *load {
 	} else {
 		l = &load{}
 	}
-	l.target, l.rail, l.items = t, rail, q.pool.get()
+	l.queue, l.target, l.rail, l.items = q, t, rail, q.pool.get()
 	q.loads = append(q.loads, l)
 	return l
 }
