@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/railhop/railhop/internal/dl"
 )
 
 func TestDMABuf(t *testing.T) {
@@ -112,4 +114,91 @@ func TestDMABufOfDriver(t *testing.T) {
 		t.Errorf("the file has %d bytes, %v, want at least %d", size, err, 1<<20)
 	}
 	t.Logf("device %s, driver %d: a dma-buf of %d bytes", d.Info().BusID, p.Driver(), size)
+}
+
+// mappings is the functions by which an allocator makes memory out of mappings.
+type mappings struct {
+	create    func(handle *uint64, size uint64, prop *[32]byte, flags uint64) int32
+	release   func(handle uint64) int32
+	reserve   func(at *uint64, size, alignment, hint, flags uint64) int32
+	free      func(at, size uint64) int32
+	mapAt     func(at, size, offset, handle, flags uint64) int32
+	unmap     func(at, size uint64) int32
+	setAccess func(at, size uint64, desc *[12]byte, count uint64) int32
+}
+
+func bindMappings(t *testing.T) *mappings {
+	t.Helper()
+	lib, err := dl.Open("libcuda.so.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &mappings{}
+	if err := dl.Bind(lib, 0, []dl.Symbol{
+		{Names: []string{"cuMemCreate"}, Target: &m.create},
+		{Names: []string{"cuMemRelease"}, Target: &m.release},
+		{Names: []string{"cuMemAddressReserve"}, Target: &m.reserve},
+		{Names: []string{"cuMemAddressFree"}, Target: &m.free},
+		{Names: []string{"cuMemMap"}, Target: &m.mapAt},
+		{Names: []string{"cuMemUnmap"}, Target: &m.unmap},
+		{Names: []string{"cuMemSetAccess"}, Target: &m.setAccess},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// grow maps chunks of 2 MiB of a device, one behind the other.
+func (m *mappings) grow(t *testing.T, d *Device, chunks uint64, rdma bool) (at uint64) {
+	t.Helper()
+	const chunk = 2 << 20
+	check := func(call string, code int32) {
+		t.Helper()
+		if err := d.d.p.check(call, code); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ordinal := byte(d.d.ordinal)
+	prop := [32]byte{0: 1, 8: 1, 12: ordinal} // pinned, on a device
+	if rdma {
+		prop[25] = 1 // allocFlags.gpuDirectRDMACapable
+	}
+	check("cuMemAddressReserve", m.reserve(&at, chunks*chunk, 0, 0, 0))
+	for i := range chunks {
+		var handle uint64
+		check("cuMemCreate", m.create(&handle, chunk, &prop, 0))
+		check("cuMemMap", m.mapAt(at+i*chunk, chunk, 0, handle, 0))
+		check("cuMemRelease", m.release(handle))
+	}
+	check("cuMemSetAccess", m.setAccess(at, chunks*chunk, &[12]byte{0: 1, 4: ordinal, 8: 3}, 1)) // read and write
+	t.Cleanup(func() {
+		check("cuMemUnmap", m.unmap(at, chunks*chunk))
+		check("cuMemAddressFree", m.free(at, chunks*chunk))
+	})
+	return at
+}
+
+// TestDMABufOfMappings has memory of cuMemCreate, with the real driver: what was made
+// for NICs is exported across mappings, and of the rest it is said what it lacks.
+func TestDMABufOfMappings(t *testing.T) {
+	p := open(t, Options{})
+	d := first(t, p)
+	if !d.Info().DMABuf {
+		t.Skipf("device %s exports no dma-buf", d.Info().BusID)
+	}
+	m := bindMappings(t)
+	for _, rdma := range []bool{true, false} {
+		at := m.grow(t, d, 3, rdma)
+		fd, offset, err := p.DMABuf(at+(2<<20)-100, 200)
+		t.Logf("made for NICs: %v: file %d, offset %d, %v", rdma, fd, offset, err)
+		if err == nil {
+			unix.Close(fd)
+		}
+		if rdma && err != nil {
+			t.Error(err)
+		}
+		if !rdma && err != nil && !strings.Contains(err.Error(), "gpuDirectRDMACapable") {
+			t.Errorf("DMABuf = %v, want it to name gpuDirectRDMACapable", err)
+		}
+	}
 }
