@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -35,6 +33,7 @@ type host struct {
 	far  deviceMemory // for NICs that are software
 
 	filters   []config.Device // MC_TE_FILTERS
+	port      int             // of NICs that are named without one
 	transport transport
 	poller    *tcp.Poller // where the pump parks if that is TCP
 
@@ -51,13 +50,6 @@ type host struct {
 	why    xfer.Reason // PXN was tried to set up, and this is why it failed
 }
 
-// device is an opened NIC.
-type device struct {
-	nic.Device
-	pd   nic.PD
-	refs int
-}
-
 // hostKey tells hosts apart. Engines with the same hardware settings share one.
 type hostKey struct {
 	soft, verbs, cuda, auto bool
@@ -65,6 +57,8 @@ type hostKey struct {
 	group, registry         string
 	protocol, filters       string
 	forceTCP, forceHCA      bool
+	port, gid               int
+	memory                  config.GPUMemory
 	nics                    nic.Provider
 	gpus                    gpu.Provider
 }
@@ -85,7 +79,8 @@ func joinHost(cfg Config) (*host, error) {
 		group: cfg.Settings.PXN.GroupID, registry: cfg.Registry,
 		protocol: cfg.Protocol, forceTCP: cfg.Settings.Transport.ForceTCP, forceHCA: cfg.Settings.Transport.ForceHCA,
 		filters: fmt.Sprint(cfg.Settings.Transport.Filters),
-		nics:    cfg.NICs, gpus: cfg.GPUs,
+		port:    cfg.Settings.RDMA.Port, gid: cfg.Settings.RDMA.GIDIndex, memory: cfg.Settings.RDMA.GPUMemory,
+		nics: cfg.NICs, gpus: cfg.GPUs,
 	}
 	hosts.mu.Lock()
 	defer hosts.mu.Unlock()
@@ -93,7 +88,10 @@ func joinHost(cfg Config) (*host, error) {
 		h.refs++
 		return h, nil
 	}
-	h := &host{key: key, refs: 1, log: cfg.Logger, nics: cfg.NICs, gpus: cfg.GPUs, filters: cfg.Settings.Transport.Filters, devices: make(map[string]*device), stopped: make(chan struct{})}
+	h := &host{
+		key: key, refs: 1, log: cfg.Logger, nics: cfg.NICs, gpus: cfg.GPUs, filters: cfg.Settings.Transport.Filters, port: cfg.Settings.RDMA.Port,
+		devices: make(map[string]*device), stopped: make(chan struct{}),
+	}
 	if err := h.findProviders(cfg); err != nil {
 		return nil, err
 	}
@@ -268,71 +266,4 @@ func (h *host) endRank(wait time.Duration) error {
 	}
 	h.rank = nil
 	return r.close(wait)
-}
-
-func devicesOf(devices []*device) []nic.Device {
-	all := make([]nic.Device, len(devices))
-	for i, d := range devices {
-		all[i] = d.Device
-	}
-	return all
-}
-
-// open opens NICs by name, all of them if names is empty.
-func (h *host) open(names []string) ([]*device, error) {
-	known, err := h.nics.Devices()
-	if err != nil {
-		return nil, fmt.Errorf("railhop: list NICs: %w", err)
-	}
-	if len(names) == 0 {
-		names = known
-	}
-	if names = allowed(names, h.filters); len(names) == 0 {
-		return nil, fmt.Errorf("%w: the %s provider has no NIC that may be used, of %q", ErrNoProvider, h.nics.Name(), known)
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	var opened []*device
-	for _, name := range names {
-		if base, _, _ := strings.Cut(name, ":"); !slices.Contains(known, base) {
-			h.releaseLocked(opened)
-			return nil, fmt.Errorf("railhop: NIC %q is not there: want some of %q: %w", name, known, nic.ErrNoDevice)
-		}
-		d := h.devices[name]
-		if d == nil {
-			dev, err := h.nics.Open(name)
-			if err != nil {
-				h.releaseLocked(opened)
-				return nil, fmt.Errorf("railhop: open NIC %s: %w", name, err)
-			}
-			pd, err := dev.NewPD()
-			if err != nil {
-				dev.Close()
-				h.releaseLocked(opened)
-				return nil, fmt.Errorf("railhop: open NIC %s: %w", name, err)
-			}
-			d = &device{Device: dev, pd: pd}
-			h.devices[name] = d
-		}
-		d.refs++
-		opened = append(opened, d)
-	}
-	return opened, nil
-}
-
-func (h *host) release(devices []*device) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.releaseLocked(devices)
-}
-
-func (h *host) releaseLocked(devices []*device) error {
-	var err error
-	for _, d := range devices {
-		if d.refs--; d.refs == 0 {
-			delete(h.devices, d.Attr().Name)
-			err = errors.Join(err, d.pd.Close(), d.Close())
-		}
-	}
-	return err
 }

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/railhop/railhop/internal/config"
 	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/topo"
@@ -100,37 +99,15 @@ func (e *Engine) givenTopology(m *topo.Machine, gpus []gpu.Info) (topo.Matrix, e
 	if err != nil {
 		return nil, fmt.Errorf("railhop: list NICs: %w", err)
 	}
-	if m != nil {
-		for _, n := range m.NICs { // those that cannot be used now as well
-			if !slices.Contains(known, n.Name) {
-				known = append(known, n.Name)
-			}
-		}
+	names := topo.Names{Known: known, Used: e.nicNames(), Port: e.host.port}
+	if m != nil { // those that cannot be used now as well
+		names.Known = append(known, m.Names(nil, e.host.port).Known...)
+		slices.Sort(names.Known)
+		names.Known = slices.Compact(names.Known)
 	}
-	matrix, err = topo.Adopt(matrix, known, e.nicNames(), gpus)
+	matrix, err = topo.Adopt(matrix, names, gpus)
 	if err != nil {
 		return nil, fmt.Errorf("railhop: %s: %w", from, err)
 	}
 	return matrix, nil
-}
-
-// allowed are those of some NICs that MC_TE_FILTERS lets through, in their order; all
-// if it is not set. A port that a filter names holds where none is named already.
-func allowed(names []string, filters []config.Device) []string {
-	if len(filters) == 0 {
-		return names
-	}
-	var all []string
-	for _, name := range names {
-		base, _, hasPort := strings.Cut(name, ":")
-		i := slices.IndexFunc(filters, func(d config.Device) bool { return d.Name == base })
-		switch {
-		case i < 0:
-		case hasPort:
-			all = append(all, name)
-		default:
-			all = append(all, filters[i].String())
-		}
-	}
-	return all
 }

@@ -3,7 +3,6 @@ package railhop
 import (
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 
 	"github.com/railhop/railhop/internal/config"
@@ -37,27 +36,30 @@ func (t transport) report(log *slog.Logger) {
 
 // choose decides by what was asked for and what is there.
 func (h *host) choose(cfg Config) (transport, error) {
-	var names []string
+	var known, used []string
 	if h.nics != nil {
 		var err error
-		if names, err = h.nics.Devices(); err != nil {
+		if known, err = h.nics.Devices(); err != nil {
 			return transport{}, fmt.Errorf("railhop: list NICs: %w", err)
 		}
 		for _, f := range h.filters {
-			if !slices.Contains(names, f.Name) {
-				h.log.Warn("MC_TE_FILTERS names a NIC that is not there or cannot be used", "nic", f.Name, "there", names)
+			if err := h.usable(f, known); err != nil {
+				h.log.Warn("MC_TE_FILTERS names a NIC that is not there or cannot be used", "nic", f, "there", known, "err", err)
 			}
 		}
+		if used, err = h.candidates(nil, known); err != nil {
+			return transport{}, err
+		}
 	}
-	return chooseTransport(cfg.Protocol, cfg.Settings, names)
+	return chooseTransport(cfg.Protocol, cfg.Settings, known, used)
 }
 
-func chooseTransport(protocol string, env config.Env, nics []string) (transport, error) {
-	used := allowed(nics, env.Transport.Filters)
+// chooseTransport decides for a host with these NICs, of which some may be used.
+func chooseTransport(protocol string, env config.Env, nics, used []string) (transport, error) {
 	none := len(used) == 0
 	there := "there are NICs: " + strings.Join(used, ", ")
 	switch {
-	case len(nics) == 0:
+	case none && len(nics) == 0:
 		there = "no RDMA device can be used on this host; RAILHOP_PROVIDERS=soft plays one in software"
 	case none:
 		there = fmt.Sprintf("MC_TE_FILTERS lets none of the NICs %s through", strings.Join(nics, ", "))

@@ -195,7 +195,7 @@ func (o *benchOptions) complete(given *pflag.FlagSet) error {
 		return usagef("bench: --device_name: %w", err)
 	}
 	for _, n := range d.For(o.gpu) {
-		o.nics = append(o.nics, n.Name)
+		o.nics = append(o.nics, n.String())
 	}
 	return nil
 }

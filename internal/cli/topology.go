@@ -71,6 +71,7 @@ type hostTopology struct {
 	Why      string              `json:"rails_why"`
 	Notes    []string            `json:"notes"`
 	gids     map[string]topo.GID // by NIC
+	names    topo.Names          // that a given matrix may have
 	own      bool                // it is this host, and not a record or played
 }
 
@@ -238,13 +239,42 @@ func playedGPUs(text string, log *slog.Logger) ([]topo.GPU, error) {
 	return gpus, err
 }
 
+// split makes a NIC of each port that MC_TE_FILTERS names, as an engine does.
+func (h *hostTopology) split(env config.Env) {
+	nics := []topo.NIC{}
+	for _, n := range h.Machine.NICs {
+		named := 0
+		for _, f := range env.Transport.Filters {
+			if f.Name != n.Name {
+				continue
+			}
+			one := n
+			if one.Name = f.On(env.RDMA.Port); one.Name != n.Name {
+				if p := n.Port(f.Port); p != nil {
+					one.Ports = []topo.Port{*p}
+				}
+			}
+			if !slices.ContainsFunc(nics, func(n topo.NIC) bool { return n.Name == one.Name }) {
+				nics = append(nics, one)
+			}
+			named++
+		}
+		if named == 0 {
+			nics = append(nics, n)
+		}
+	}
+	h.Machine.NICs = nics
+}
+
 // judge finds out which NICs are used, and by which GID.
 func (h *hostTopology) judge(env config.Env) {
+	h.names = h.Machine.Names(nil, env.RDMA.Port)
+	h.split(env)
 	for i := range h.Machine.NICs {
 		n := &h.Machine.NICs[i]
 		num := env.RDMA.Port
 		if f := env.Transport.Filters; len(f) > 0 {
-			at := slices.IndexFunc(f, func(d config.Device) bool { return d.Name == n.Name })
+			at := slices.IndexFunc(f, func(d config.Device) bool { return d.On(num) == n.Name })
 			if at < 0 {
 				h.Problems[n.Name] = "MC_TE_FILTERS leaves it out"
 				continue
@@ -268,7 +298,7 @@ func (h *hostTopology) judge(env config.Env) {
 		}
 	}
 	for _, d := range env.Transport.Filters {
-		if !slices.ContainsFunc(h.Machine.NICs, func(n topo.NIC) bool { return n.Name == d.Name }) {
+		if !slices.Contains(h.names.Known, d.Name) {
 			h.note("MC_TE_FILTERS names %s, which is not there", d.Name)
 		}
 	}
@@ -326,11 +356,8 @@ func (h *hostTopology) match(env config.Env) error {
 		if err != nil {
 			h.note("MC_CUSTOM_TOPO_JSON is not taken: %w", err)
 		} else {
-			var known []string
-			for _, n := range h.Machine.NICs {
-				known = append(known, n.Name)
-			}
-			if h.Matrix, err = topo.Adopt(matrix, known, h.used(), h.Machine.Infos()); err != nil {
+			h.names.Used = h.used()
+			if h.Matrix, err = topo.Adopt(matrix, h.names, h.Machine.Infos()); err != nil {
 				return fmt.Errorf("MC_CUSTOM_TOPO_JSON: %w", err)
 			}
 			h.note("the matrix is that of MC_CUSTOM_TOPO_JSON")

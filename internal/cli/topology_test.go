@@ -69,6 +69,11 @@ func TestTopologySettings(t *testing.T) {
 		status                int
 	}{
 		{"filter", "MC_TE_FILTERS", "mlx5_1, mlx5_10", "hgx-rails", nil, []string{"MC_TE_FILTERS leaves it out", "MC_TE_FILTERS names mlx5_10, which is not there"}, 0},
+		{"filter with a port", "MC_TE_FILTERS", "mlx5_1:1", "hgx-rails", nil, []string{"│ mlx5_1 "}, 0},
+		{"filter with a port that is not there", "MC_TE_FILTERS", "mlx5_1:2", "hgx-rails", nil, []string{"mlx5_1:2", "it has no port 2", "no NIC can be used"}, 0},
+		{"own matrix with ports", "MC_CUSTOM_TOPO_JSON", `{"cuda:0":[["mlx5_4:1"],["mlx5_5"]]}`, "hgx-rails", []string{"--json"}, []string{`"mlx5_4"`}, 0},
+		{"own matrix, no such port", "MC_CUSTOM_TOPO_JSON", `{"cuda:0":[["mlx5_4:2"],[]]}`, "hgx-rails", nil, []string{`MC_CUSTOM_TOPO_JSON: NIC "mlx5_4:2" of location "cuda:0" is not there`}, 1},
+		{"rail map with a port", "MC_PXN_RAIL_MAP", `{"mlx5_0:1":"red"}`, "hgx-rails", nil, []string{"│ red "}, 0},
 		{"rail map", "MC_PXN_RAIL_MAP", `{"mlx5_0":"red"}`, "hgx-rails", nil, []string{"│ red ", "rails are known by map"}, 0},
 		{"GID", "MC_GID_INDEX", "1", "hgx-rails", nil, []string{"fe80::a288:c203:0:1000 (1)"}, 0},
 		{"no such GID", "MC_GID_INDEX", "9", "hgx-rails", nil, []string{"MC_GID_INDEX is 9, and the GID table has nothing there", "no NIC can be used"}, 0},

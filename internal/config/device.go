@@ -24,6 +24,24 @@ func (d Device) String() string {
 	return d.Name + ":" + strconv.Itoa(d.Port)
 }
 
+// On is the device's name where port is the one that names without a port mean: each
+// port of a device has one name.
+func (d Device) On(port int) string {
+	if d.Port == port {
+		return d.Name
+	}
+	return d.String()
+}
+
+// ParseDevice reads the name of a device, with or without a port.
+func ParseDevice(name string) (Device, error) {
+	d, err := parseDevice(name)
+	if err != nil {
+		return Device{}, fmt.Errorf("config: %w", err)
+	}
+	return d, nil
+}
+
 // DeviceArg is the device argument of an engine, read. At most one of All, ByGPU
 // and File is set; none means automatic.
 type DeviceArg struct {

@@ -29,27 +29,18 @@ func parsePeerAffinity(text string) (map[string][]string, error) {
 		if _, twice := peers[local]; twice {
 			return nil, fmt.Errorf("peer affinity: %s appears twice", quote(local))
 		}
-		if err := plainName(local); err != nil {
+		if _, err := parseDevice(local); err != nil {
 			return nil, err
 		}
 		for peer := range strings.SplitSeq(list, ",") {
 			peer = strings.TrimSpace(peer)
-			if err := plainName(peer); err != nil {
+			if _, err := parseDevice(peer); err != nil {
 				return nil, err
 			}
 			peers[local] = append(peers[local], peer)
 		}
 	}
 	return peers, nil
-}
-
-// plainName checks a device name without a port.
-func plainName(name string) error {
-	d, err := parseDevice(name)
-	if err == nil && d.Port != 0 {
-		err = fmt.Errorf("peer affinity: %s: want a name without a port", quote(name))
-	}
-	return err
 }
 
 func parseProviders(text string) (Providers, bool) {

@@ -182,7 +182,8 @@ func TestValues(t *testing.T) {
 		{"MC_NIC_PEER_AFFINITY", "a=x, y;b=z;", affinity, map[string][]string{"a": {"x", "y"}, "b": {"z"}}, ""},
 		{"MC_NIC_PEER_AFFINITY", "a=x;a=y", affinity, dflt, `MC_NIC_PEER_AFFINITY="a=x;a=y" is not valid: want local=peer[,peer] with semicolons between them, such as mlx5_0=mlx5_0,mlx5_1;mlx5_1=mlx5_2; it is ignored`},
 		{"MC_NIC_PEER_AFFINITY", "a", affinity, dflt, `MC_NIC_PEER_AFFINITY="a" is not valid: want local=peer[,peer] with semicolons between them, such as mlx5_0=mlx5_0,mlx5_1;mlx5_1=mlx5_2; it is ignored`},
-		{"MC_NIC_PEER_AFFINITY", "a=x:1", affinity, dflt, `MC_NIC_PEER_AFFINITY="a=x:1" is not valid: want local=peer[,peer] with semicolons between them, such as mlx5_0=mlx5_0,mlx5_1;mlx5_1=mlx5_2; it is ignored`},
+		{"MC_NIC_PEER_AFFINITY", "a:1=x:1,y:2;b:2=z", affinity, map[string][]string{"a": {"x", "y:2"}, "b:2": {"z"}}, ""},
+		{"MC_NIC_PEER_AFFINITY", "a=x:0", affinity, dflt, `MC_NIC_PEER_AFFINITY="a=x:0" is not valid: want local=peer[,peer] with semicolons between them, such as mlx5_0=mlx5_0,mlx5_1;mlx5_1=mlx5_2; it is ignored`},
 
 		{"MC_RDMA_BIND_ADDRESS", "a@b", func(e Env) any { return e.Names.RDMABindAddr }, dflt, `MC_RDMA_BIND_ADDRESS="a@b" is not valid: want a host name or an address, without blanks, "/" and "@"; it is ignored`},
 		{"MC_LOG_DIR", "/tmp/\x01", func(e Env) any { return e.Log.Dir }, dflt, `MC_LOG_DIR="/tmp/\x01" is not valid: want UTF-8 without control characters; it is ignored`},

@@ -37,6 +37,7 @@ func (l *loader) relate() {
 	l.relateRPCPorts()
 	l.relateFragments()
 	l.relateAffinity()
+	l.relatePorts()
 	if s, ok := l.given(gidIndex); ok {
 		l.env.RDMA.GIDIndexFrom = s.From
 	}
@@ -98,6 +99,44 @@ func (l *loader) relateAffinity() {
 	t.DestDeviceAffinity, t.HCAPeerAffinity = false, false
 	l.warn(Warning{Name: destAffinity + "," + peerAffinity, Value: "on,on", Valid: "one of the two at most", Effect: "both are off"})
 	l.drop(destAffinity, peerAffinity)
+}
+
+// relatePorts gives each port of a device its one name, in what is found by name: the
+// port that names without one mean is left off.
+func (l *loader) relatePorts() {
+	name := func(text string) string {
+		if d, err := parseDevice(text); err == nil {
+			return d.On(l.env.RDMA.Port)
+		}
+		return text
+	}
+	if m := l.env.PXN.RailMap; m != nil {
+		l.env.PXN.RailMap = renamed(m, name)
+	}
+	if m := l.env.Transport.NICPeerAffinity; m != nil {
+		for _, peers := range m {
+			for i := range peers {
+				peers[i] = name(peers[i])
+			}
+		}
+		l.env.Transport.NICPeerAffinity = renamed(m, name)
+	}
+}
+
+// renamed is m under other names. What has its name already comes first.
+func renamed[V any](m map[string]V, name func(string) string) map[string]V {
+	all := make(map[string]V, len(m))
+	for key, v := range m {
+		if name(key) == key {
+			all[key] = v
+		}
+	}
+	for key, v := range m {
+		if _, taken := all[name(key)]; !taken {
+			all[name(key)] = v
+		}
+	}
+	return all
 }
 
 // drop takes settings back that were taken on their own.

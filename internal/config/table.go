@@ -81,7 +81,7 @@ func transportTable() []variable {
 
 func rdmaTable() []variable {
 	return []variable{
-		integer("MC_IB_PORT", func(e *Env) *int { return &e.RDMA.Port }, "1", 1, 255, "port of each NIC"),
+		integer("MC_IB_PORT", func(e *Env) *int { return &e.RDMA.Port }, "1", 1, 255, "port of NICs whose names do not say one, as mlx5_0:2 does"),
 		integer(gidIndex, func(e *Env) *int { return &e.RDMA.GIDIndex }, "-1", 0, 255, "index into the GID table; -1 chooses. The log says which variable decided", orElse("NCCL_IB_GID_INDEX")),
 		integer("MC_AUTO_GID_MAX_RETRIES", func(e *Env) *int { return &e.RDMA.AutoGIDMaxRetries }, "2", 0, 16, "further GIDs tried where the first chosen does not connect"),
 		integer("MC_PKEY_INDEX", func(e *Env) *int { return &e.RDMA.PKeyIndex }, "0", 0, 65535, "index into the partition key table"),

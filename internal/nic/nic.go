@@ -119,6 +119,15 @@ type Provider interface {
 	Open(name string) (Device, error)
 }
 
+// Ported is a [Provider] whose devices have numbered ports, of which a name may say
+// one, as in "mlx5_0:2". A name without one is of the port that the provider was set
+// up for, and so are those that Devices lists.
+type Ported interface {
+	// Usable says why a device cannot be used now by the port that its name says; nil
+	// if it can. The error wraps [ErrNoDevice].
+	Usable(name string) error
+}
+
 // Device is an opened card. All methods may be called by any goroutine.
 type Device interface {
 	Attr() Attr

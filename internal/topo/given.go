@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/railhop/railhop/internal/gpu"
@@ -28,21 +29,64 @@ func ReadMatrix(pathOrJSON string) (Matrix, error) {
 	return m, nil
 }
 
+// Names are the NICs that a given matrix may name.
+type Names struct {
+	Known []string // those of the host; ports that are not Port as in "mlx5_0:2"
+	Used  []string // those of them that are used
+	Port  int      // the port that a name without one means
+}
+
+// Names are those of the machine's NICs, and of their ports.
+func (m *Machine) Names(used []string, port int) Names {
+	n := Names{Used: used, Port: port}
+	for _, nic := range m.NICs {
+		n.Known = append(n.Known, nic.Name)
+		for _, p := range nic.Ports {
+			if p.Num != port {
+				n.Known = append(n.Known, nic.Name+":"+strconv.Itoa(p.Num))
+			}
+		}
+	}
+	return n
+}
+
+// find returns the NICs that are used of those that a name in a matrix means. A name
+// without a port means all that are used of the device, if the port of such names is not
+// one of them.
+func (n Names) find(name string) (used []string, ok bool) {
+	name = strings.TrimSuffix(name, ":"+strconv.Itoa(n.Port))
+	switch {
+	case !slices.Contains(n.Known, name):
+		return nil, false
+	case slices.Contains(n.Used, name):
+		return []string{name}, true
+	}
+	for _, u := range n.Used {
+		if strings.HasPrefix(u, name+":") {
+			used = append(used, u)
+		}
+	}
+	return used, true
+}
+
 // Adopt makes a given matrix one of this process. Its locations are those of the host:
 // its "cuda:5" is the sixth GPU of the host, and not of those that are visible here.
 // The result has our own ordinals, and no NIC but those that are used. It fails if the
-// matrix names a NIC that is not among known.
-func Adopt(given Matrix, known, used []string, gpus []gpu.Info) (Matrix, error) {
+// matrix names a NIC, or a port of one, that the host does not have.
+func Adopt(given Matrix, names Names, gpus []gpu.Info) (Matrix, error) {
 	here := make(Matrix, len(given))
 	for location, lists := range given {
 		mine := [2][]string{{}, {}}
-		for i, names := range lists {
-			for _, name := range names {
-				if !slices.Contains(known, name) {
-					return nil, fmt.Errorf("NIC %q of location %q is not there: want some of %q: %w", name, location, known, nic.ErrNoDevice)
+		for i, list := range lists {
+			for _, name := range list {
+				used, ok := names.find(name)
+				if !ok {
+					return nil, fmt.Errorf("NIC %q of location %q is not there: want some of %q: %w", name, location, names.Known, nic.ErrNoDevice)
 				}
-				if slices.Contains(used, name) {
-					mine[i] = append(mine[i], name)
+				for _, u := range used {
+					if !slices.Contains(mine[i], u) {
+						mine[i] = append(mine[i], u)
+					}
 				}
 			}
 		}

@@ -36,7 +36,7 @@ func TestAdopt(t *testing.T) {
 		{"a NIC that is not there", known[:3], known[:3], nil, `NIC "mlx5_5"`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, err := Adopt(given, tc.known, tc.used, tc.gpus)
+			got, err := Adopt(given, Names{Known: tc.known, Used: tc.used, Port: 1}, tc.gpus)
 			if err != nil {
 				if !errors.Is(err, nic.ErrNoDevice) || !strings.Contains(err.Error(), tc.want) {
 					t.Errorf("err = %v, want one with %s", err, tc.want)
@@ -62,5 +62,41 @@ func TestReadMatrix(t *testing.T) {
 		if err != nil && !strings.Contains(err.Error(), tc.want) || err == nil && lines(m) != tc.want {
 			t.Errorf("ReadMatrix(%q) = %q, %v: want %q", tc.in, lines(m), err, tc.want)
 		}
+	}
+}
+
+// TestAdoptPorts has NICs with two ports, by names with a port and without.
+func TestAdoptPorts(t *testing.T) {
+	m := &Machine{NICs: []NIC{{Name: "m0", Ports: []Port{{Num: 1}, {Num: 2}}}, {Name: "m1", Ports: []Port{{Num: 1}}}}}
+	for _, tc := range []struct {
+		name  string
+		port  int
+		used  []string
+		given string // the preferred ones
+		want  string // or the error's words
+	}{
+		{"the usual port by its number", 1, []string{"m0", "m1"}, `"m0:1","m1"`, "m0 m1 |"},
+		{"a port that is used", 1, []string{"m0:2", "m1"}, `"m0:2"`, "m0:2 |"},
+		{"a port that is not used", 1, []string{"m0", "m1"}, `"m0:2","m1"`, "m1 |"},
+		{"both ports", 1, []string{"m0", "m0:2"}, `"m0:2","m0"`, "m0:2 m0 |"},
+		{"one port twice", 1, []string{"m0"}, `"m0","m0:1"`, "m0 |"},
+		{"the device, of which another port is used", 1, []string{"m0:2", "m1"}, `"m0","m1"`, "m0:2 m1 |"},
+		{"the second port is the usual one", 2, []string{"m0", "m1:1"}, `"m0:2","m1:1","m0:1"`, "m0 m1:1 |"},
+		{"no such port", 1, []string{"m0"}, `"m0:3"`, `NIC "m0:3" of location "cpu:0" is not there: want some of ["m0" "m0:2" "m1"]`},
+		{"not a port", 1, []string{"m0"}, `"m0:x"`, `NIC "m0:x"`},
+		{"a port of another device", 1, []string{"m0"}, `"m1:2"`, `NIC "m1:2"`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			given, err := ReadMatrix(`{"cpu:0":[[` + tc.given + `],[]]}`)
+			must(t, err)
+			got, err := Adopt(given, m.Names(tc.used, tc.port), nil)
+			if err != nil {
+				if !errors.Is(err, nic.ErrNoDevice) || !strings.Contains(err.Error(), tc.want) {
+					t.Errorf("err = %v, want one with %s", err, tc.want)
+				}
+				return
+			}
+			diff(t, lines(got), "cpu:0: "+tc.want+"\n")
+		})
 	}
 }

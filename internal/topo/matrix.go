@@ -14,18 +14,18 @@ import (
 type Matrix = map[string][2][]string
 
 // Matrix is what Mooncake makes of the same machine (mooncake-wire.md 10.3), for the
-// given NICs in that order: a node prefers its own NICs, and a GPU the nearest by PCIe
+// given NICs in that order, which may be ports of one, such as "mlx5_0:2": a node prefers its own NICs, and a GPU the nearest by PCIe
 // of those on its node, or of all if there are none. Where neither a GPU nor a NIC is
 // found on PCIe the rule of [Played] holds for GPUs.
 func (m *Machine) Matrix(names []string) Matrix {
 	nics := make([]NIC, 0, len(names))
 	for _, name := range names {
-		i := slices.IndexFunc(m.NICs, func(n NIC) bool { return n.Name == name })
-		if i < 0 {
-			nics = append(nics, NIC{Name: name, Place: Place{NUMA: -1}})
-		} else {
-			nics = append(nics, m.NICs[i])
+		n := NIC{Name: name, Place: Place{NUMA: -1}}
+		device, _, _ := strings.Cut(name, ":")
+		if i := slices.IndexFunc(m.NICs, func(n NIC) bool { return n.Name == device }); i >= 0 {
+			n.Place = m.NICs[i].Place
 		}
+		nics = append(nics, n)
 	}
 	matrix := make(Matrix)
 	for _, node := range m.Nodes {

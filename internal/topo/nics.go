@@ -118,10 +118,12 @@ func (r reader) nics() []NIC {
 			n.Place = r.place(real)
 		}
 		for _, port := range r.list(at + "/ports") {
-			if r.brief {
-				break
-			}
-			if num, err := strconv.Atoi(port); err == nil {
+			num, err := strconv.Atoi(port)
+			switch {
+			case err != nil:
+			case r.brief:
+				n.Ports = append(n.Ports, Port{Num: num})
+			default:
 				n.Ports = append(n.Ports, r.port(at+"/ports/"+port, num))
 			}
 		}

@@ -104,8 +104,8 @@ func Read(t Tree, gpus []GPU) (*Machine, error) {
 	return read(reader{t: t}, gpus)
 }
 
-// ReadPlaces is Read without ports and their GIDs, which are most of the work: enough
-// for a matrix.
+// ReadPlaces is Read with no more of ports than their numbers, since their GIDs are most
+// of the work: enough for a matrix.
 func ReadPlaces(t Tree, gpus []gpu.Info) (*Machine, error) {
 	all := make([]GPU, len(gpus))
 	for i, g := range gpus {
@@ -153,7 +153,7 @@ func KeepGPUs(rec *Recorder, gpus []GPU) error {
 // reader reads what is there, and takes what is not for unknown.
 type reader struct {
 	t     Tree
-	brief bool // leave out the ports of NICs
+	brief bool // leave out all of ports but their numbers
 }
 
 func (r reader) text(path string) string {

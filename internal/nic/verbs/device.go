@@ -90,7 +90,7 @@ func (p *Provider) openDevice(f *frame, dev uintptr, name, base string, port int
 	}
 	a := &f.device
 	if port > int(a.ports) {
-		return nil, fmt.Errorf("port %d: the device has %d: %w", port, a.ports, nic.ErrNoDevice)
+		return nil, fmt.Errorf("it has no port %d: want 1 to %d: %w", port, a.ports, nic.ErrNoDevice)
 	}
 	d.attr = nic.Attr{
 		Name: name, NUMA: t.numa(base), MaxMR: min(a.maxMRSize, longestMR), MaxQP: int(a.maxQP), MaxWR: min(int(a.maxQPWR), mostWR),

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -267,4 +268,82 @@ func openFiles(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(entries)
+}
+
+// TestPorts has a device of two ports and one of one, by names with a port and without.
+func TestPorts(t *testing.T) {
+	built := buildFake(t)
+	for _, tc := range []struct {
+		name   string
+		port   int // MC_IB_PORT
+		states map[string]string
+		want   []string
+		log    string
+		usable map[string]string // why not, by name; "" if it can be used
+	}{
+		{
+			name: "all active", want: []string{"fake0", "fake1"},
+			usable: map[string]string{
+				"fake0": "", "fake0:1": "", "fake0:2": "", "fake1:1": "",
+				"fake0:3": "it has no port 3: its ports are [1 2]", "fake1:2": "it has no port 2: its ports are [1]",
+				"fake2": "fake2: there is none", "fake0:0": `port "0": want 1..255`, "fake0:": `port "": want 1..255`,
+			},
+		},
+		{
+			name: "the first port is down", states: map[string]string{"fake0/ports/1": "1: DOWN"}, want: []string{"fake1"},
+			log:    "usable=fake0:2",
+			usable: map[string]string{"fake0": "port 1 is not active: DOWN", "fake0:2": ""},
+		},
+		{
+			name: "the second port is asked for", port: 2, want: []string{"fake0"},
+			log:    "usable=fake1:1",
+			usable: map[string]string{"fake0": "", "fake0:1": "", "fake1": "it has no port 2: its ports are [1]", "fake1:1": ""},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p, _, log := fakeLibrary(t, built, Options{Port: tc.port}, tc.states)
+			got, err := p.Devices()
+			if err != nil || !slices.Equal(got, tc.want) {
+				t.Errorf("Devices = %q, %v, want %q", got, err, tc.want)
+			}
+			if !strings.Contains(log.String(), tc.log) {
+				t.Errorf("logged:\n%swant %q in it", log, tc.log)
+			}
+			for name, why := range tc.usable {
+				err := p.Usable(name)
+				if why == "" && err != nil || why != "" && (!errors.Is(err, nic.ErrNoDevice) || !strings.Contains(err.Error(), why)) {
+					t.Errorf("Usable(%s) = %v, want %q", name, err, why)
+				}
+				d, openErr := p.Open(name)
+				if openErr != nil {
+					if why == "" || !errors.Is(openErr, nic.ErrNoDevice) {
+						t.Errorf("Open(%s): %v", name, openErr)
+					}
+					continue
+				}
+				if d.Attr().Name != name {
+					t.Errorf("Open(%s) is named %q", name, d.Attr().Name)
+				}
+				if err := d.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+
+	// Each port is a NIC of its own, with its own address.
+	p, _, _ := fakeLibrary(t, built, Options{}, nil)
+	var gids []string
+	for _, name := range []string{"fake0", "fake0:2"} {
+		d, err := p.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		port := d.Port()
+		gids = append(gids, fmt.Sprint(port.GID, " ", port.LID))
+	}
+	if want := []string{"00:00:00:00:00:00:00:00:00:00:ff:ff:0a:09:00:01 1", "00:00:00:00:00:00:00:00:00:00:ff:ff:0a:09:00:02 2"}; !slices.Equal(gids, want) {
+		t.Errorf("GIDs and LIDs %q, want %q", gids, want)
+	}
 }

@@ -183,14 +183,14 @@ func TestTree(t *testing.T) {
 		"irdma0": "port 1 is not active: DOWN",
 		"mlx5_9": "it has no device node: the kernel module ib_uverbs does not know it",
 	} {
-		if got := p.unusable(name); got != want {
+		if got := p.unusable(name, 1); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
 	if err := os.Remove(filepath.Join(s.dev, "infiniband/uverbs1")); err != nil {
 		t.Fatal(err)
 	}
-	if why := p.unusable("mlx5_bond_0"); why == "" {
+	if why := p.unusable("mlx5_bond_0", 1); why == "" {
 		t.Error("a device without a node is used")
 	}
 	logs.want(t, "GID chosen", "GID 3, RoCE v2 ::ffff:192.0.2.7 on eth0", "GID not chosen", "it is link-local", "it is RoCE v1")

@@ -1,10 +1,12 @@
 package verbs
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -162,16 +164,35 @@ func subnet(e gidEntry) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// unusable says why a device is of no use, or "".
-func (p *Provider) unusable(device string) string {
+// ports are the numbers of a device's ports.
+func (t tree) ports(device string) []int {
+	entries, err := os.ReadDir(filepath.Join(t.sysfs, "class/infiniband", device, "ports"))
+	if err != nil {
+		return nil
+	}
+	var ports []int
+	for _, e := range entries {
+		if n, err := strconv.Atoi(e.Name()); err == nil {
+			ports = append(ports, n)
+		}
+	}
+	slices.Sort(ports)
+	return ports
+}
+
+// unusable says why a device is of no use by a port, or "".
+func (p *Provider) unusable(device string, port int) string {
 	t := tree{p.opts.Sysfs, p.opts.Dev}
 	if _, why := t.node(device); why != "" {
 		return why
 	}
-	if up, state := t.linkUp(device, p.opts.Port); !up {
-		return "port " + strconv.Itoa(p.opts.Port) + " is not active: " + state
+	if ports := t.ports(device); !slices.Contains(ports, port) {
+		return fmt.Sprintf("it has no port %d: its ports are %v", port, ports)
 	}
-	if _, err := p.pick(t.gids(device, p.opts.Port), t.infiniband(device, p.opts.Port), device, nil); err != nil {
+	if up, state := t.linkUp(device, port); !up {
+		return "port " + strconv.Itoa(port) + " is not active: " + state
+	}
+	if _, err := p.pick(t.gids(device, port), t.infiniband(device, port), device, nil); err != nil {
 		return err.Error()
 	}
 	return ""

@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -92,7 +93,10 @@ type Provider struct {
 	skipped map[string]string // devices that Devices left out, and why
 }
 
-var _ nic.Provider = (*Provider)(nil)
+var (
+	_ nic.Provider = (*Provider)(nil)
+	_ nic.Ported   = (*Provider)(nil)
+)
 
 // Open loads the library. Where there is none the error wraps
 // [errors.ErrUnsupported].
@@ -114,8 +118,9 @@ func Open(opts Options) (*Provider, error) {
 // Name returns "verbs".
 func (p *Provider) Name() string { return "verbs" }
 
-// Devices lists the devices that can be used: their node can be opened, their port
-// is active and has a GID. Why others are left out is logged.
+// Devices lists the devices that can be used by the port that names without one mean:
+// their node can be opened, the port is active and has a GID. Why others are left out is
+// logged, and which of their ports could be used.
 func (p *Provider) Devices() ([]string, error) {
 	names, err := p.list()
 	if err != nil {
@@ -123,13 +128,33 @@ func (p *Provider) Devices() ([]string, error) {
 	}
 	var usable []string
 	for _, name := range names {
-		why := p.unusable(name)
+		why := p.unusable(name, p.opts.Port)
 		p.note(name, why)
 		if why == "" {
 			usable = append(usable, name)
 		}
 	}
 	return usable, nil
+}
+
+// Usable implements [nic.Ported].
+func (p *Provider) Usable(name string) error {
+	base, port, err := p.split(name)
+	if err != nil {
+		return err
+	}
+	names, err := p.list()
+	if err != nil {
+		return err
+	}
+	why := "there is none"
+	if slices.Contains(names, base) {
+		why = p.unusable(base, port)
+	}
+	if why != "" {
+		return fmt.Errorf("verbs: %s: %s: %w", name, why, nic.ErrNoDevice)
+	}
+	return nil
 }
 
 // note logs why a device is left out, if that is news.
@@ -140,9 +165,16 @@ func (p *Provider) note(name, why string) {
 		return
 	}
 	p.skipped[name] = why
-	if why != "" {
-		p.log.Warn("RDMA device not used", "nic", name, "why", why)
+	if why == "" {
+		return
 	}
+	args := []any{"nic", name, "why", why}
+	for _, port := range (tree{p.opts.Sysfs, p.opts.Dev}).ports(name) {
+		if port != p.opts.Port && p.unusable(name, port) == "" {
+			args = append(args, "usable", name+":"+strconv.Itoa(port))
+		}
+	}
+	p.log.Warn("RDMA device not used", args...)
 }
 
 // list returns the names of all devices, in the library's order.
@@ -216,7 +248,7 @@ func (p *Provider) split(name string) (base string, port int, err error) {
 	}
 	port, err = strconv.Atoi(text)
 	if err != nil || port < 1 || port > 255 {
-		return "", 0, fmt.Errorf("verbs: open %q: port %q: want 1..255: %w", name, text, nic.ErrNoDevice)
+		return "", 0, fmt.Errorf("verbs: %q: port %q: want 1..255: %w", name, text, nic.ErrNoDevice)
 	}
 	return base, port, nil
 }
