@@ -1,6 +1,6 @@
 """A process that runs Mooncake's own engine, driven by lines of JSON.
 
-    peer.py HOST METADATA SIZE
+    peer.py HOST METADATA SIZE [PROTOCOL [DEVICES]]
 
 It registers SIZE bytes, prints {"name": ..., "addr": ...}, and answers each line on
 standard input, a list of a verb and its arguments, with a line {"rc": ...} or
@@ -10,16 +10,17 @@ standard input, a list of a verb and its arguments, with a line {"rc": ...} or
 import ctypes
 import json
 import os
+import resource
 import sys
 import time
 
 from mooncake.engine import TransferEngine
 
 
-def main(host, metadata, size):
+def main(host, metadata, size, protocol="tcp", devices=""):
     size = int(size)
     engine = TransferEngine()
-    rc = engine.initialize(host, metadata, "tcp", "")
+    rc = engine.initialize(host, metadata, protocol, devices)
     if rc != 0:
         print(json.dumps({"rc": rc}), flush=True)
         return
@@ -84,8 +85,14 @@ def main(host, metadata, size):
             rc = rc or engine.register_memory(at, piece)
         return rc
 
+    def usage():
+        """Seconds of processor time that this process has used."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return [used.ru_utime, used.ru_stime]
+
     verbs = {
         "measure": measure,
+        "usage": usage,
         "load": load,
         "save": save,
         "read": move("read"),

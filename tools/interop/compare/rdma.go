@@ -1,0 +1,333 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+)
+
+// Bytes that each process registers.
+const pinned = 16 << 20
+
+const (
+	inGo, inPython = "railhop, Go", "railhop, Python"
+	mooncake       = "Mooncake"
+	perftest       = "ib_write_bw"
+)
+
+// figure is what one kind has shown of one workload, and what it is held against.
+type figure struct {
+	What    string    `json:"what"`
+	Kind    string    `json:"kind"`
+	Unit    string    `json:"unit"`
+	Samples []float64 `json:"samples"`
+	Median  float64   `json:"median"`
+	Against string    `json:"against,omitempty"` // the kind that Ratio is to
+	Ratio   float64   `json:"ratio,omitempty"`   // of the medians
+	AtLeast float64   `json:"at_least,omitempty"`
+	AtMost  float64   `json:"at_most,omitempty"`
+}
+
+// contest is a run of all workloads by RDMA, from one device to another.
+type contest struct {
+	Date         string    `json:"date"`
+	Kernel       string    `json:"kernel"`
+	Processor    string    `json:"processor"`
+	Processors   int       `json:"processors"`
+	Wheel        string    `json:"wheel"`
+	Perftest     string    `json:"perftest"`
+	Depths       string    `json:"depths"`
+	Alternations int       `json:"alternations"`
+	Figures      []*figure `json:"figures"`
+
+	devices []string
+	pairs   map[string]*pair
+}
+
+// pair is two processes of one kind. They are stopped while it is not their turn, for
+// Mooncake's threads never sleep.
+type pair struct{ from, to *process }
+
+// stream is a workload of writes with so many in flight all the time.
+type stream struct{ length, depth, repeat int }
+
+var (
+	oneWrite   = workload{1, 4 << 10, 60}
+	batchWrite = workload{128, 64 << 10, 2}
+	streamed   = []stream{{64 << 10, 128, 3}, {1 << 20, 16, 2}}
+)
+
+// What is wanted of medians.
+const (
+	latencyWanted = 0.1
+	streamWanted  = 0.9
+)
+
+func compareRDMA(python, ours, overlay string, rounds int) error {
+	c := &contest{Date: time.Now().Format(time.DateOnly), Processors: runtime.NumCPU(), Alternations: rounds, pairs: make(map[string]*pair)}
+	c.devices = strings.Fields(os.Getenv("RXE_DEVICES"))
+	if len(c.devices) < 2 {
+		return fmt.Errorf("it wants two RDMA devices in RXE_DEVICES: tools/rxe-vm has them")
+	}
+	if err := c.describe(python); err != nil {
+		return err
+	}
+	script := []string{"tools/interop/peer.py", "127.0.0.1", "P2PHANDSHAKE", fmt.Sprint(pinned), "rdma"}
+	for _, k := range []struct {
+		name    string
+		command []string
+		envs    []string
+	}{
+		{inGo, []string{os.Args[0], "peer", fmt.Sprint(pinned)}, nil},
+		{inPython, append([]string{ours}, script...), []string{"PYTHONPATH=" + overlay}},
+		{mooncake, append([]string{python}, script...), []string{"MC_GID_INDEX=1", "MC_TRANSFER_TIMEOUT=300"}},
+	} {
+		envs := append(k.envs, "MC_TCP_BIND_ADDRESS=127.0.0.1", "PYTHONDONTWRITEBYTECODE=1")
+		p, err := start(k.command, envs, c.devices)
+		if err != nil {
+			return fmt.Errorf("%s: %w", k.name, err)
+		}
+		defer p.close()
+		c.pairs[k.name] = p
+	}
+	for round := range rounds + 1 { // the first warms up
+		if err := c.round(round); err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stderr, "alternation %d of %d\n", round, rounds)
+	}
+	c.judge()
+	c.print()
+	out := json.NewEncoder(os.Stdout)
+	out.SetIndent("", " ")
+	return out.Encode(c)
+}
+
+// describe says on what the contest runs.
+func (c *contest) describe(python string) error {
+	for _, f := range []struct {
+		to      *string
+		command []string
+	}{
+		{&c.Kernel, []string{"uname", "-rm"}},
+		{&c.Processor, []string{"sed", "-n", `s/^model name\t*: //p;T;q`, "/proc/cpuinfo"}},
+		{&c.Perftest, []string{"dpkg-query", "-W", "-f", "${Version}", "perftest"}},
+		{&c.Wheel, []string{python, "-c", "import importlib.metadata as m; print(m.version('mooncake-transfer-engine-non-cuda'))"}},
+	} {
+		out, err := exec.Command(f.command[0], f.command[1:]...).Output()
+		if err != nil {
+			return fmt.Errorf("%s: %w", f.command[0], err)
+		}
+		*f.to = strings.TrimSpace(string(out))
+	}
+	c.Depths = fmt.Sprintf("%s: --tx-depth as many as ours has in flight, one queue pair; ours: %d batches, two queue pairs, pieces of 64 KiB", perftest, streams)
+	return nil
+}
+
+func start(command, envs, devices []string) (p *pair, err error) {
+	p = &pair{}
+	for i, end := range []**process{&p.from, &p.to} {
+		if *end, err = launch(append(slices.Clone(command), devices[i]), envs); err != nil {
+			p.close()
+			return nil, err
+		}
+	}
+	return p, p.turn(syscall.SIGSTOP)
+}
+
+func (p *pair) close() {
+	for _, end := range []*process{p.from, p.to} {
+		if end != nil {
+			end.close()
+		}
+	}
+}
+
+func (p *pair) turn(s syscall.Signal) error {
+	return cmp.Or(p.from.signal(s), p.to.signal(s))
+}
+
+// round gives every kind its turn at every workload. Who begins changes.
+func (c *contest) round(round int) error {
+	kinds := []string{inGo, inPython, mooncake}
+	first := round % len(kinds)
+	kinds = append(kinds[first:], kinds[:first]...)
+	for _, kind := range kinds {
+		if err := c.one(round, kind); err != nil {
+			return fmt.Errorf("%s: one write: %w", kind, err)
+		}
+	}
+	for _, kind := range kinds {
+		if err := c.batch(round, kind); err != nil {
+			return fmt.Errorf("%s: batch: %w", kind, err)
+		}
+	}
+	for _, s := range streamed {
+		turns := []func() error{func() error { return c.stream(round, s) }, func() error { return c.perftest(round, s) }}
+		for i := range turns {
+			if err := turns[(i+round)%len(turns)](); err != nil {
+				return fmt.Errorf("stream of %s: %w", bytes(s.length), err)
+			}
+		}
+	}
+	return nil
+}
+
+// add keeps a sample of all rounds but the first.
+func (c *contest) add(round int, what, kind, unit string, sample float64) {
+	if round == 0 {
+		return
+	}
+	i := slices.IndexFunc(c.Figures, func(f *figure) bool { return f.What == what && f.Kind == kind })
+	if i < 0 {
+		i = len(c.Figures)
+		c.Figures = append(c.Figures, &figure{What: what, Kind: kind, Unit: unit})
+	}
+	c.Figures[i].Samples = append(c.Figures[i].Samples, sample)
+}
+
+func (c *contest) one(round int, kind string) error {
+	times, err := c.timed(kind, oneWrite)
+	if err != nil {
+		return err
+	}
+	c.add(round, "one write of "+bytes(oneWrite.length)+", p50", kind, "ms", median(times)*1e3)
+	return nil
+}
+
+func (c *contest) timed(kind string, w workload) (times []float64, err error) {
+	p := c.pairs[kind]
+	return times, p.during(func() error {
+		times, err = p.from.measure(p.to, w)
+		return err
+	})
+}
+
+// during has the pair run while do does.
+func (p *pair) during(do func() error) error {
+	if err := p.turn(syscall.SIGCONT); err != nil {
+		return err
+	}
+	return cmp.Or(do(), p.turn(syscall.SIGSTOP))
+}
+
+// batch measures how fast batches are, and what processor time both ends use for them.
+func (c *contest) batch(round int, kind string) error {
+	p := c.pairs[kind]
+	var used [2]float64
+	var times []float64
+	err := p.during(func() error {
+		for i, end := range []*process{p.from, p.to} {
+			u, err := end.usage()
+			if err != nil {
+				return err
+			}
+			used[i] -= u
+		}
+		var err error
+		if times, err = p.from.measure(p.to, batchWrite); err != nil {
+			return err
+		}
+		for i, end := range []*process{p.from, p.to} {
+			u, err := end.usage()
+			if err != nil {
+				return err
+			}
+			used[i] += u
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	took := 0.0
+	for _, t := range times {
+		took += t
+	}
+	what := batchWrite.String()
+	mib := float64(batchWrite.count*batchWrite.length*len(times)) / (1 << 20)
+	c.add(round, what, kind, "MiB/s", mib/took)
+	c.add(round, what+", processor time of both", kind, "ms/MiB", (used[0]+used[1])*1e3/mib)
+	c.add(round, what+", of the initiator", kind, "ms/MiB", used[0]*1e3/mib)
+	c.add(round, what+", of the target", kind, "ms/MiB", used[1]*1e3/mib)
+	return nil
+}
+
+func (s stream) String() string { return fmt.Sprintf("%s, %d in flight", bytes(s.length), s.depth) }
+
+// mib is how much a sample of a stream is.
+func (s stream) mib() float64 { return float64(s.length*s.depth*s.repeat) / (1 << 20) }
+
+func (c *contest) stream(round int, s stream) error {
+	p := c.pairs[inGo]
+	return p.during(func() error {
+		took, err := p.from.ask("stream", p.to.name, p.to.addr, s.depth, s.length, s.repeat)
+		if err == nil {
+			c.add(round, s.String(), inGo, "MiB/s", s.mib()/took[0])
+		}
+		return err
+	})
+}
+
+// judge fills in medians and what they are held against.
+func (c *contest) judge() {
+	slices.SortStableFunc(c.Figures, func(a, b *figure) int { return cmp.Compare(a.What, b.What) })
+	for _, f := range c.Figures {
+		f.Median = median(f.Samples)
+	}
+	for _, f := range c.Figures {
+		switch {
+		case f.Kind == mooncake || f.Kind == perftest:
+			continue
+		case strings.Contains(f.What, "in flight"):
+			f.Against, f.AtLeast = perftest, streamWanted
+		case f.Unit == "ms":
+			f.Against, f.AtMost = mooncake, latencyWanted
+		case f.Unit == "MiB/s":
+			f.Against, f.AtLeast = mooncake, 1
+		default:
+			f.Against, f.AtMost = mooncake, 1
+		}
+		for _, other := range c.Figures {
+			if other.What == f.What && other.Kind == f.Against {
+				f.Ratio = f.Median / other.Median
+			}
+		}
+	}
+}
+
+func (f *figure) wanted() string {
+	met := "missed"
+	if f.AtLeast > 0 && f.Ratio >= f.AtLeast || f.AtMost > 0 && f.Ratio <= f.AtMost {
+		met = "met"
+	}
+	switch {
+	case f.AtLeast > 0:
+		return fmt.Sprintf(">= %.4g of %s: %s", f.AtLeast, f.Against, met)
+	case f.AtMost > 0:
+		return fmt.Sprintf("<= %.4g of %s: %s", f.AtMost, f.Against, met)
+	}
+	return ""
+}
+
+func (c *contest) print() {
+	fmt.Fprintf(os.Stderr, "%s, %d processors, Linux %s; Mooncake %s; perftest %s\n", c.Processor, c.Processors, c.Kernel, c.Wheel, c.Perftest)
+	t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "write\tby\tmedian\tleast\tgreatest\t\tratio\twanted")
+	for _, f := range c.Figures {
+		fmt.Fprintf(t, "%s\t%s\t%.3f\t%.3f\t%.3f\t%s\t", f.What, f.Kind, f.Median, slices.Min(f.Samples), slices.Max(f.Samples), f.Unit)
+		if f.Ratio > 0 {
+			fmt.Fprintf(t, "%.3f", f.Ratio)
+		}
+		fmt.Fprintf(t, "\t%s\n", f.wanted())
+	}
+	t.Flush()
+}
