@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,16 +13,17 @@ import (
 	"github.com/railhop/railhop/internal/endpoint"
 	"github.com/railhop/railhop/internal/handshake"
 	"github.com/railhop/railhop/internal/nic"
-	"github.com/railhop/railhop/internal/nic/softnic"
 	"github.com/railhop/railhop/internal/path/rdma"
 	"github.com/railhop/railhop/internal/pump"
 	"github.com/railhop/railhop/internal/segment"
+	"github.com/railhop/railhop/internal/testkit"
 	"github.com/railhop/railhop/internal/wire"
 )
 
 const mib = 1 << 20
 
-// process is an engine in small: software NICs, a handshake server, memory, a pump.
+// process is an engine in small: NICs, real ones where there are some, a handshake
+// server, memory, a pump.
 type process struct {
 	t        testing.TB
 	name     string
@@ -77,6 +78,17 @@ func (t *target) Refetch(ctx context.Context) error {
 
 func newProcess(t testing.TB, port uint16, nics int) *process {
 	t.Helper()
+	return newProcessAt(t, "127.0.1.1", port, nics)
+}
+
+// newPeer is newProcess on another host.
+func newPeer(t testing.TB, port uint16, nics int) *process {
+	t.Helper()
+	return newProcessAt(t, "127.0.0.1", port, nics)
+}
+
+func newProcessAt(t testing.TB, host string, port uint16, nics int) *process {
+	t.Helper()
 	p := &process{t: t, dialer: &handshake.Dialer{}, loop: pump.New(pump.Options{})}
 	ho := handshake.Options{BindAddr: "127.0.0.1", PortMin: port, PortMax: port}
 	var err error
@@ -84,21 +96,21 @@ func newProcess(t testing.TB, port uint16, nics int) *process {
 		t.Fatal(err)
 	}
 	p.name = fmt.Sprintf("127.0.0.1:%d", p.server.Port())
-	var configs []softnic.DeviceConfig
+	var text []string
 	matrix := [2][]string{}
 	for i := range nics {
 		name := fmt.Sprintf("soft%d", i)
-		configs = append(configs, softnic.DeviceConfig{Name: name, Addr: netip.MustParseAddr("127.0.0.1"), NUMA: -1})
+		text = append(text, name+"="+host)
 		matrix[0] = append(matrix[0], name)
 	}
-	provider, err := softnic.New(softnic.Options{Devices: configs})
+	provider, err := testkit.NICs(strings.Join(text, ";"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var described []wire.Device
 	var sets []*endpoint.Set
-	for i, c := range configs {
-		d, err := provider.Open(c.Name)
+	for i, name := range matrix[0] {
+		d, err := provider.Open(name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,9 +119,9 @@ func newProcess(t testing.TB, port uint16, nics int) *process {
 			t.Fatal(err)
 		}
 		p.devices, p.pds = append(p.devices, d), append(p.pds, pd)
-		described = append(described, wire.Device{Name: c.Name, LID: d.Port().LID, GID: d.Port().GID.String()})
+		described = append(described, wire.Device{Name: name, LID: d.Port().LID, GID: d.Port().GID.String()})
 		s, err := endpoint.NewSet(endpoint.Options{
-			NIC:    &endpoint.NIC{Name: c.Name, Rail: c.Name, Index: i, Device: d, PD: pd},
+			NIC:    &endpoint.NIC{Name: name, Rail: name, Index: i, Device: d, PD: pd},
 			Server: p.name, Dialer: p.dialer, Now: p.loop.Now, Wake: p.loop.Wake,
 		})
 		if err != nil {
