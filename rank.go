@@ -268,6 +268,7 @@ func (r *rank) leave() {
 		if err := r.entry.Withdraw(); err != nil {
 			r.log.Warn("entry not withdrawn", "entry", r.entry.Name(), "err", err)
 		}
+		r.host.loop.Do(r.relay.Rouse)
 	})
 }
 
@@ -400,6 +401,7 @@ func (r *rank) close(wait time.Duration) error {
 	for end := time.Now().Add(wait); !idle && time.Now().Before(end); {
 		loop.Do(func() { idle = r.path.Idle() && r.relay.Idle() && !r.held() })
 		if !idle {
+			loop.Do(r.relay.Rouse) // again and again: who has just looked does not look again
 			time.Sleep(2 * time.Millisecond)
 		}
 	}

@@ -256,6 +256,16 @@ func (r *Relay) Arm(now time.Duration) (limit time.Duration) {
 // Stop takes no more pieces. Step goes on until Idle.
 func (r *Relay) Stop() { r.stop = true }
 
+// Rouse wakes the senders that hold lanes, so that they look at what we say of
+// ourselves: one that has nothing to send would sleep on.
+func (r *Relay) Rouse() {
+	for _, l := range r.lanes {
+		if l.sender != nil {
+			l.sender.Wake()
+		}
+	}
+}
+
 // Idle reports whether no lane is held by a sender.
 func (r *Relay) Idle() bool {
 	return !slices.ContainsFunc(r.lanes, func(l *inLane) bool { return l.state != free })

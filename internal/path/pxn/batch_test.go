@@ -53,14 +53,22 @@ func (r *recorder) Write64(_, value uint64) error {
 	return nil
 }
 
-type livePeer struct{ Peer }
+type livePeer struct {
+	Peer
+	suspected *bool
+}
 
-func (livePeer) Name() string                                { return "peer" }
-func (livePeer) Epoch() uint64                               { return 7 }
-func (livePeer) Suspected(time.Duration) (bool, xfer.Reason) { return false, xfer.NoReason }
-func (livePeer) Gone() bool                                  { return false }
-func (livePeer) Leaving() xfer.Reason                        { return xfer.NoReason }
-func (livePeer) Wake()                                       {}
+func (livePeer) Name() string  { return "peer" }
+func (livePeer) Epoch() uint64 { return 7 }
+func (p livePeer) Suspected(time.Duration) (bool, xfer.Reason) {
+	if *p.suspected {
+		return true, xfer.RelaySuspected
+	}
+	return false, xfer.NoReason
+}
+func (livePeer) Gone() bool           { return false }
+func (livePeer) Leaving() xfer.Reason { return xfer.NoReason }
+func (livePeer) Wake()                {}
 
 type owner struct{ closed int }
 
@@ -73,6 +81,8 @@ type rig struct {
 	gpu  *recorder
 	rx   *lane.Relay
 	mem  lane.Mem
+
+	suspected bool // the relay is
 }
 
 const rigSlot = 1 << 20
@@ -92,7 +102,7 @@ func newRig(t *testing.T) *rig {
 	r.path = New(Options{
 		Device: r.gpu, BusOf: func(uint64) string { return "" }, Epoch: 3, Tally: tally.New(nil), Wake: func() {}, Credit: time.Hour, NoCut: true,
 		Find: func(_ context.Context, _ string, held func(uint64) bool) (*Claim, xfer.Reason, error) {
-			return &Claim{Peer: livePeer{}, Held: held(7), Mem: r.mem, Geometry: g, Rails: map[string]uint32{"m1": 0, "m2": 1}}, xfer.NoReason, nil
+			return &Claim{Peer: livePeer{suspected: &r.suspected}, Held: held(7), Mem: r.mem, Geometry: g, Rails: map[string]uint32{"m1": 0, "m2": 1}}, xfer.NoReason, nil
 		},
 		Direct: func(Item, xfer.Reason) error { t.Error("a share goes direct"); return nil },
 	})

@@ -51,7 +51,8 @@ type conn struct {
 	given      uint64        // highest sequence whose copies the stream was given
 	owed       []gpu.Copy    // of the pieces behind it, until the end of the step
 	owes       int           // how many those are
-	checkedAt  time.Duration
+	checkedAt  time.Duration // when the peer was looked at
+	unlooked   bool          // it was not in the last step, so soon after
 
 	blind     bool // the lane's memory is gone
 	broken    bool // the stream has failed
@@ -215,7 +216,8 @@ func (c *conn) step(now time.Duration) (busy bool) {
 // look judges the peer: often enough to act in time, seldom enough to cost
 // nothing.
 func (c *conn) look(now time.Duration) {
-	if c.blind || now-c.checkedAt < time.Millisecond {
+	c.unlooked = !c.blind && now-c.checkedAt < time.Millisecond
+	if c.blind || c.unlooked {
 		return
 	}
 	c.checkedAt = now

@@ -61,11 +61,11 @@ func TestLingerer(t *testing.T) {
 		t.Errorf("%d shares ended after the second bell, want 1", o.closed)
 	}
 	answer(2, xfer.OK)
-	r.path.Step(time.Second)
+	r.path.Step(2 * time.Second)
 	if o.closed != 2 {
 		t.Errorf("%d shares ended, want 2", o.closed)
 	}
-	if d := r.path.Arm(time.Second); d != 0 {
+	if d := r.path.Arm(2 * time.Second); d != 0 {
 		t.Errorf("the pump sleeps for %v with nothing under way, want 0, for ever", d)
 	}
 }

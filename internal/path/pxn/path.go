@@ -311,7 +311,8 @@ func (p *Path) Step(now time.Duration) (busy bool) {
 }
 
 // Arm returns how long the pump may sleep: at most a millisecond while a piece is
-// under way or a copy may still read a source, since a GPU cannot wake anyone.
+// under way or a copy may still read a source, since a GPU cannot wake anyone, and
+// while a peer has not been looked at since the pump was woken, perhaps for its sake.
 func (p *Path) Arm(time.Duration) (limit time.Duration) {
 	for _, r := range p.rails {
 		if r.waiting.n > 0 {
@@ -320,7 +321,7 @@ func (p *Path) Arm(time.Duration) (limit time.Duration) {
 	}
 	for _, c := range p.conns {
 		switch {
-		case c.tx.InFlight() > 0 || c.queue.n > 0 || c.head != nil || len(c.linger) > 0:
+		case c.tx.InFlight() > 0 || c.queue.n > 0 || c.head != nil || len(c.linger) > 0 || c.unlooked:
 			return time.Millisecond
 		case c.quarantined:
 			limit = 10 * time.Millisecond

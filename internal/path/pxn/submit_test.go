@@ -146,3 +146,29 @@ func TestSubmitMindsTheTarget(t *testing.T) {
 	s.path.Release(0, xfer.PXNOff)
 	s.submit("m1", b, o, xfer.PXNOff)
 }
+
+// TestPeerIsLookedAtBeforeSleep has the pump woken because the peer has died, right after
+// it looked at it: it must look once more before it sleeps.
+func TestPeerIsLookedAtBeforeSleep(t *testing.T) {
+	a := &Target{Session: []byte("a:1"), Fences: true}
+	s, o := &submitter{rig: newRig(t), t: t}, &owner{}
+	s.submit("m1", a, o, xfer.NoReason)
+	s.piece("the first", 0, 1, "a:1")
+	s.lands(t, 1, 1)
+	now := time.Second
+	s.path.Step(now)
+	if limit := s.path.Arm(now); limit != 0 || o.closed != 1 {
+		t.Fatalf("an idle path sleeps for %v with %d shares ended, want for ever, with one", limit, o.closed)
+	}
+	s.suspected = true
+	now += time.Microsecond
+	s.path.Step(now)
+	limit := s.path.Arm(now)
+	if limit <= 0 || limit > time.Millisecond {
+		t.Fatalf("sleeps for %v, want a millisecond at most", limit)
+	}
+	s.path.Step(now + limit)
+	if c := s.path.conns[0]; !c.quarantined {
+		t.Error("the lane of a dead relay is kept")
+	}
+}
