@@ -6,7 +6,8 @@
 //
 // runs go test once for each group of arguments between "--". A group with -race
 // runs with cgo, which the race detector needs, the others without, as the
-// product is built. The exit status is 0 if nothing failed and something passed.
+// product is built. A group that begins with "exec" is a command, which prints what
+// go test -json would. The exit status is 0 if nothing failed and something passed.
 //
 // Tests and subtests count alike. A package that fails outside any test (it does
 // not build, or its process dies) counts as one failure.
@@ -61,6 +62,12 @@ func runGroup(s *summary, args []string) error {
 		cgo = "CGO_ENABLED=1"
 	}
 	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	if args[0] == "exec" {
+		if len(args) == 1 {
+			return errors.New("testsum: exec: no command")
+		}
+		cmd = exec.Command(args[1], args[2:]...)
+	}
 	cmd.Env = append(cmd.Environ(), cgo)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
@@ -77,9 +84,17 @@ func runGroup(s *summary, args []string) error {
 		return fmt.Errorf("testsum: read go test: %w", readErr)
 	}
 	if err != nil && s.failed == before {
-		return fmt.Errorf("testsum: go test %s: %w", strings.Join(args, " "), err)
+		return fmt.Errorf("testsum: %s: %w", command(args), err)
 	}
 	return nil
+}
+
+// command is what a group runs, in words.
+func command(args []string) string {
+	if args[0] == "exec" {
+		return strings.Join(args[1:], " ")
+	}
+	return "go test " + strings.Join(args, " ")
 }
 
 func readLines(r io.Reader, each func(line []byte)) error {

@@ -47,12 +47,12 @@ func (s *summary) begin(args []string) {
 	if slices.Contains(args, "-race") {
 		s.label = " (-race)"
 	}
-	title := strings.Join(args, " ")
+	title := command(args)
 	const most = 100 // a list of packages is long
 	if len(title) > most {
 		title = title[:most] + "…"
 	}
-	s.printf("go test %s\n", title)
+	s.printf("%s\n", title)
 }
 
 // line takes one line of output. What is no event is passed through.

@@ -124,3 +124,28 @@ func TestSplit(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+func TestExec(t *testing.T) {
+	var out strings.Builder
+	s := newSummary(&out)
+	const events = `{"Action":"run","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p"}
+`
+	for _, tc := range []struct {
+		args []string
+		err  string // a part of it
+	}{
+		{[]string{"exec", "printf", "%s", events}, ""},
+		{[]string{"exec", "false"}, "testsum: false: exit status 1"},
+		{[]string{"exec"}, "no command"},
+	} {
+		s.begin(tc.args)
+		if err := runGroup(s, tc.args); (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("%q: err = %v, want %q in it", tc.args, err, tc.err)
+		}
+	}
+	if s.passed != 1 || strings.Contains(out.String(), "go test") {
+		t.Errorf("%d passed, want 1:\n%s", s.passed, out.String())
+	}
+}

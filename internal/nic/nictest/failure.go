@@ -11,6 +11,7 @@ import (
 
 func testRemoteErrors(t *testing.T, s Setup) {
 	const n = 4096
+	hostA, hostB := hosts(t, s)
 	for _, tc := range []struct {
 		name   string
 		region nic.Access // of the target
@@ -42,7 +43,7 @@ func testRemoteErrors(t *testing.T, s Setup) {
 	} {
 		for _, kind := range []nic.Op{nic.OpWrite, nic.OpRead} {
 			t.Run(tc.name+"/"+kind.String(), func(t *testing.T) {
-				a, b := hosts(t, s)
+				a, b := hostA.in(t), hostB.in(t)
 				qa, qb := a.qp(0), b.qp(0)
 				connect(t, qa, b.dev, qb.Num(), allAccess)
 				connect(t, qb, a.dev, qa.Num(), tc.qp)
@@ -77,6 +78,7 @@ func testRemoteErrors(t *testing.T, s Setup) {
 
 func testLocalErrors(t *testing.T, s Setup) {
 	const n = 4096
+	hostA, hostB := hosts(t, s)
 	for _, tc := range []struct {
 		name   string
 		op     nic.Op
@@ -104,7 +106,7 @@ func testLocalErrors(t *testing.T, s Setup) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			a, b := hosts(t, s)
+			a, b := hostA.in(t), hostB.in(t)
 			qa, _ := pair(t, a, b)
 			good, from, to := a.region(n, 0), a.region(n, tc.access), b.region(n, allAccess)
 			want := good.fill(22)
@@ -185,7 +187,11 @@ func testFlushOnce(t *testing.T, s Setup) {
 	a, b := hosts(t, s)
 	const n, count = 256 << 10, 64
 	from, to := a.region(n, 0), b.region(n, allAccess)
-	for round := range 10 {
+	rounds := 10
+	if testing.Short() {
+		rounds = 4
+	}
+	for round := range rounds {
 		qa, qb := pair(t, a, b)
 		for i := range uint64(count) {
 			post(t, qa, write(i, from, 0, to, 0, n))
@@ -218,6 +224,7 @@ func testFlushOnce(t *testing.T, s Setup) {
 
 func testPeerGone(t *testing.T, s Setup) {
 	t.Run("queue pair closed, idle", func(t *testing.T) {
+		t.Parallel() // they wait, more than they do
 		a, b := hosts(t, s)
 		qa, qb := pair(t, a, b)
 		from, to := a.region(64, 0), b.region(64, allAccess)
@@ -229,6 +236,7 @@ func testPeerGone(t *testing.T, s Setup) {
 		a.none()
 	})
 	t.Run("queue pair in ERR before the first post", func(t *testing.T) {
+		t.Parallel()
 		a, b := hosts(t, s)
 		qa, qb := pair(t, a, b)
 		from, to := a.region(64, 0), b.region(64, allAccess)
@@ -241,6 +249,7 @@ func testPeerGone(t *testing.T, s Setup) {
 		a.none()
 	})
 	t.Run("not ready, and never will be", func(t *testing.T) {
+		t.Parallel()
 		a, b := hosts(t, s)
 		qa, qb := a.qp(0), b.qp(0)
 		port := b.dev.Port()
@@ -259,6 +268,7 @@ func testPeerGone(t *testing.T, s Setup) {
 		a.none()
 	})
 	t.Run("other peer", func(t *testing.T) {
+		t.Parallel()
 		a, b := hosts(t, s)
 		qa, qb := pair(t, a, b)
 		stranger := a.qp(0)

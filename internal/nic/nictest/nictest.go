@@ -147,6 +147,15 @@ func hosts(t testing.TB, s Setup) (a, b *host) {
 	return newHost(t, s, devA), newHost(t, s, devB)
 }
 
+// in is the host in a subtest, which leaves nothing outstanding. What is made there
+// stays until the end of the test around it.
+func (h *host) in(t testing.TB) *host {
+	sub, outer, alloc := *h, h.t, h.s.Alloc
+	sub.t = t
+	sub.s.Alloc = func(_ testing.TB, n int) (uint64, []byte) { return alloc(outer, n) }
+	return &sub
+}
+
 // region is registered memory.
 type region struct {
 	nic.MR

@@ -11,9 +11,8 @@ import (
 	"github.com/railhop/railhop/internal/nic/verbs"
 )
 
-// provider is the library with at least one device that can be used, or the test is
-// skipped.
-func provider(t testing.TB) (p *verbs.Provider, devices []string) {
+// library opens the library, or skips the test.
+func library(t testing.TB) *verbs.Provider {
 	t.Helper()
 	p, err := verbs.Open(verbs.Options{GIDIndex: -1, GIDRetries: 2, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -22,7 +21,15 @@ func provider(t testing.TB) (p *verbs.Provider, devices []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	devices, err = p.Devices()
+	return p
+}
+
+// provider is the library with at least one device that can be used, or the test is
+// skipped.
+func provider(t testing.TB) (p *verbs.Provider, devices []string) {
+	t.Helper()
+	p = library(t)
+	devices, err := p.Devices()
 	if err != nil || len(devices) == 0 {
 		t.Skipf("no RDMA device here (%v): make test-rxe plays some", err)
 	}
@@ -34,10 +41,9 @@ func TestConformance(t *testing.T) {
 	run := func(name, a, b string) {
 		t.Run(name, func(t *testing.T) {
 			nictest.Run(t, func(t testing.TB) nictest.Setup {
-				p, _ := provider(t)
 				// Soft-RoCE has one key for both ends, and goes by the letter of InfiniBand.
 				return nictest.Setup{
-					Provider: p, DevA: a, DevB: b, Alloc: alloc,
+					Provider: library(t), DevA: a, DevB: b, Alloc: alloc,
 					OneKey: true, QPRefusal: nic.StatusRemoteInvalid, LocalRefusal: nic.StatusLocalQPOperation, LonelyErrors: true,
 					InFlight: 200 * time.Millisecond,
 				}
