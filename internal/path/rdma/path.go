@@ -240,7 +240,7 @@ func (p *Path) Submit(w *Work) error {
 		return err
 	}
 	r := p.newRequest(w, t)
-	r.since = now
+	r.since, r.retry = now, int16(min(max(w.Retry, 0), p.opts.RetryCount-1))
 	r.nic = p.preferred(location)
 	if fetch {
 		r.open = 1
@@ -252,18 +252,18 @@ func (p *Path) Submit(w *Work) error {
 	}
 	r.open = len(p.cuts)
 	w.Owner.Opened(len(p.cuts))
-	p.queue(r, int16(min(max(w.Retry, 0), p.opts.RetryCount-1)), now)
+	p.queue(r, now)
 	return nil
 }
 
 // queue makes slices of the cuts and routes them.
-func (p *Path) queue(r *request, tries int16, now time.Duration) {
+func (p *Path) queue(r *request, now time.Duration) {
 	// Routing may end slices, and their owner may submit more meanwhile.
 	cuts := p.cuts
 	p.cuts = nil
 	for k := range cuts {
 		i := p.newSlice(r, cuts[k])
-		p.slices[i].tries = tries
+		p.slices[i].tries = r.retry
 		p.route(i, now)
 	}
 	if p.cuts == nil {
@@ -294,6 +294,19 @@ func (p *Path) Step(now time.Duration) (busy bool) {
 		busy = true
 	}
 	return busy
+}
+
+// Idle reports whether there is nothing to do or to wait for, but what rings.
+func (p *Path) Idle() bool {
+	if len(p.requests) > 0 || len(p.active) > 0 {
+		return false
+	}
+	for _, n := range p.nics {
+		if n.backAt != 0 || !n.set.Idle() {
+			return false
+		}
+	}
+	return true
 }
 
 // Arm arms the completion queues and returns for how long the pump may sleep, 0

@@ -67,6 +67,35 @@ func TestFailover(t *testing.T) {
 	}
 }
 
+// TestRetryCounts submits what has failed once elsewhere: it goes to another peer NIC than
+// the preferred one, also if its address is not known yet.
+func TestRetryCounts(t *testing.T) {
+	for _, known := range []bool{true, false} {
+		t.Run(fmt.Sprintf("known %v", known), func(t *testing.T) {
+			r := newRig(t, 1, nil)
+			m := r.peer("b:1", 2)
+			m.first = 1
+			if !known {
+				m.next = m.buffers.Swap(&[]Region{})
+			}
+			o := new(owner)
+			if err := r.path.Submit(&Work{Op: xfer.Write, Local: mib, Remote: mib, Length: 100, Target: m, Owner: o, Retry: 2}); err != nil {
+				t.Fatal(err)
+			}
+			r.finish(true, o)
+			if len(o.errs) != 0 || o.bytes != 100 {
+				t.Fatalf("%+v", o)
+			}
+			for _, l := range r.path.Stats().Links {
+				if l.Bytes > 0 && peerNIC(l.Peer) != "nic1" {
+					t.Errorf("went to %s, want the second", l.Peer)
+				}
+			}
+			r.settled()
+		})
+	}
+}
+
 func TestPausedLinkComesBack(t *testing.T) {
 	r := newRig(t, 1, nil)
 	m := r.peer("b:1", 2)

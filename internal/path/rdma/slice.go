@@ -39,6 +39,7 @@ type request struct {
 	open    int
 	since   time.Duration // when it was submitted
 	pos     int           // in Path.requests
+	retry   int16         // failures that its slices count as having had
 	first   error         // why an attempt failed, the first time
 	refused bool          // by the target
 	desc    uint32        // descriptors fetched by then

@@ -216,5 +216,5 @@ func (p *Path) cutLate(i int32, failure error, now time.Duration) {
 	gen := p.slices[i].gen + 1
 	p.slices[i] = slice{gen: gen, next: p.free}
 	p.free = i
-	p.queue(r, 0, now)
+	p.queue(r, now)
 }
