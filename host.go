@@ -89,7 +89,7 @@ func joinHost(cfg Config) (*host, error) {
 		return h, nil
 	}
 	h := &host{
-		key: key, refs: 1, log: cfg.Logger, nics: cfg.NICs, gpus: cfg.GPUs, filters: cfg.Settings.Transport.Filters, port: cfg.Settings.RDMA.Port,
+		key: key, refs: 1, log: cfg.Logger, nics: cfg.NICs, gpus: cfg.GPUs, filters: cfg.Settings.Transport.Filters, port: max(1, cfg.Settings.RDMA.Port),
 		devices: make(map[string]*device), stopped: make(chan struct{}),
 	}
 	if err := h.findProviders(cfg); err != nil {

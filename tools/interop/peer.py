@@ -99,6 +99,7 @@ def main(host, metadata, size, protocol="tcp", devices=""):
         "write": move("write"),
         "unregister": lambda: engine.unregister_memory(addr),
         "probe": engine.send_probe,
+        "first": engine.get_first_buffer_address,
         "split": split,
     }
     for line in sys.stdin:
