@@ -87,6 +87,7 @@ type Endpoint struct {
 	wanted     atomic.Bool  // somebody here waits to post
 	visited    atomic.Bool  // for SIEVE
 	open       atomic.Int64 // posted and not reported
+	cut        atomic.Bool  // a run's end was not taken: some of it is never reported
 	dialFailed atomic.Bool  // its own dial is why it died
 	drained    chan struct{}
 	gone       chan struct{} // closed once the queue pairs are destroyed
@@ -188,6 +189,7 @@ func (e *Endpoint) post(wrs []nic.WR, inRuns bool) (n int, err error) {
 			m = min(max(m, 0), k)
 			e.count(i, m)
 			if m < k {
+				e.cut.Store(e.cut.Load() || inRuns && m > 0)
 				e.settle(int64(k - m))
 			}
 			n += m

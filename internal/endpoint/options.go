@@ -73,6 +73,7 @@ type Options struct {
 
 	Now  func() time.Duration // the pump's clock; nil means the monotonic one
 	Wake func()               // rings the pump; may be nil
+	Done func()               // rings it for completions; nil means Wake
 	Log  *slog.Logger         // nil discards
 }
 
@@ -96,6 +97,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Wake == nil {
 		o.Wake = func() {}
+	}
+	if o.Done == nil {
+		o.Done = o.Wake
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

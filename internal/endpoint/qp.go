@@ -154,12 +154,12 @@ func (e *Endpoint) teardown() {
 	s.changed()
 }
 
-// awaitFlush waits until everything posted has been reported, for a bounded time,
-// and not at all once the set is closed, since then nobody polls.
+// awaitFlush waits until everything posted has been reported, for a bounded time. It does
+// not wait once the set is closed, since then nobody polls, nor for a run without its end.
 func (e *Endpoint) awaitFlush() {
 	timer := time.NewTimer(e.set.opts.FlushTimeout)
 	defer timer.Stop()
-	for e.open.Load() > 0 {
+	for e.open.Load() > 0 && !e.cut.Load() {
 		select {
 		case <-e.drained:
 		case <-timer.C:

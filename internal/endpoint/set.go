@@ -64,7 +64,7 @@ func NewSet(opts Options) (*Set, error) {
 	if a := opts.NIC.Device.Attr(); a.MaxWR > 0 {
 		opts.MaxWR = min(opts.MaxWR, a.MaxWR)
 	}
-	cq, err := opts.NIC.Device.NewCQ(opts.MaxCQE, opts.Wake)
+	cq, err := opts.NIC.Device.NewCQ(opts.MaxCQE, opts.Done)
 	if err != nil {
 		return nil, fmt.Errorf("endpoint: completion queue on %s: %w", opts.NIC.Name, err)
 	}
@@ -235,6 +235,9 @@ func (s *Set) Step(now time.Duration) (busy bool) {
 	}
 	return busy
 }
+
+// Idle reports whether Step has nothing to do later. What is posted does not count.
+func (s *Set) Idle() bool { return s.due.Load() == 0 }
 
 // Arm arms the completion queue and returns after what time Step has something to
 // do, 0 for never.

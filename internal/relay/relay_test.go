@@ -88,7 +88,7 @@ func newRig(t *testing.T, find func(fresh bool) Route) *rig {
 			t.Fatal(err)
 		}
 		s, err := endpoint.NewSet(endpoint.Options{
-			NIC: &endpoint.NIC{Name: "nic0", Device: d, PD: pd}, Server: server, Dialer: net, QPs: 1, FlushTimeout: time.Millisecond, Pause: time.Nanosecond,
+			NIC: &endpoint.NIC{Name: "nic0", Device: d, PD: pd}, Server: server, Dialer: net, QPs: 1, Pause: time.Nanosecond,
 		})
 		if err != nil {
 			t.Fatal(err)
