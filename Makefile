@@ -25,6 +25,8 @@ TRACE ?=
 # How long make soak runs, and which rows make conformance runs, such as 1,20-30 (all).
 MINUTES ?= 10
 ROWS ?=
+# How often make bench-rxe measures each.
+ALTERNATIONS ?= 10
 # More flags for go test, such as TESTFLAGS='-run Lane -v'.
 TESTFLAGS ?=
 TEST_TIMEOUT ?= 8m
@@ -40,7 +42,7 @@ rxe_nic = -run='^(TestConformance|TestDataPathAllocatesNothing|TestIdleQueueSlee
 rxe_engine = -run='^(TestDirect|TestRelayed|TestRXE.*)$$' . ./internal/faulttest
 rxe_interop = -run='^TestInteropRXE' .
 
-.PHONY: interop-rxe test-rxe test-rxe-full lib wheel interop conformance callers soak compare help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
+.PHONY: interop-rxe test-rxe test-rxe-full lib wheel interop conformance callers soak compare bench-rxe help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -114,6 +116,12 @@ soak: setup ## random transfers and restarts for MINUTES (10), with the wheel an
 
 compare: interop ## measure writes by TCP beside the wheel's
 	@overlay=$$(tools/conformance/setup.sh); go run ./tools/interop/compare -overlay $$overlay 2>&1 | grep -v '^[IWE][0-9]\|^WARNING'
+
+bench-rxe: setup ## measure RDMA beside Mooncake's newest wheel and ib_write_bw, in a machine that is emulated
+	@tools/rxe-vm/rxe-vm --setup; mkdir -p .cache/tmp bench/rxe; WHEEL=newest tools/interop/setup.sh
+	@overlay=$$(tools/conformance/setup.sh); CGO_ENABLED=0 go build -o .cache/tmp/compare ./tools/interop/compare; \
+		tools/rxe-vm/rxe-vm -n 2 -m 3072 -t 1800 .cache/tmp/compare -rdma rxe0,rxe1 -alternations $(ALTERNATIONS) -overlay $$overlay >.cache/tmp/bench-rxe.json; \
+		mv .cache/tmp/bench-rxe.json bench/rxe/$$(date +%F).json
 
 race: setup ## run every test with the race detector
 	go run ./tools/testsum -race -shuffle=on -timeout 20m $(TESTFLAGS) ./...

@@ -258,7 +258,7 @@ func setOptions(env config.Env, h *host) endpoint.Options {
 	return endpoint.Options{
 		QPs: r.QPsPerEndpoint, MaxWR: r.MaxWR, MaxCQE: r.MaxCQE, MaxEndpoints: r.MaxEndpoints, FIFO: r.EndpointStore == "FIFO",
 		MTU: r.MTU, PKeyIndex: uint16(r.PKeyIndex), TrafficClass: uint8(max(r.TrafficClass, 0)), ServiceLevel: uint8(max(r.ServiceLevel, 0)),
-		Now: h.loop.Now, Wake: h.loop.Wake,
+		Now: h.loop.Now, Wake: h.loop.Wake, Done: h.loop.Nudge,
 	}
 }
 

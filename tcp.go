@@ -57,7 +57,15 @@ func (e *Engine) closeTCP() error {
 }
 
 // Idle implements [pump.Idler].
-func (e *Engine) Idle() bool { return e.tcp != nil && !e.hasMail.Load() && e.tcp.Idle() }
+func (e *Engine) Idle() bool {
+	if e.hasMail.Load() {
+		return false
+	}
+	if e.tcp != nil {
+		return e.tcp.Idle()
+	}
+	return len(e.fenced) == 0 && e.direct.Idle()
+}
 
 // goTCP sends a task by TCP.
 func (e *Engine) goTCP(t *ledger.Task, to *target) error {

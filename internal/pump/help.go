@@ -2,6 +2,8 @@ package pump
 
 import (
 	"context"
+	"runtime"
+	"slices"
 	"time"
 )
 
@@ -21,11 +23,16 @@ type Idler interface{ Idle() bool }
 // Help turns the loop on the caller's thread while it is parked, until done or ctx
 // ends: whoever waits for an answer saves the way by the loop's thread and back. If
 // the loop is not parked, or is rung meanwhile, it goes on by itself, and Help returns
-// early. In any case the loop is awake afterwards unless all that it has to do is
-// done. It must not be called from a step.
+// early. Without a [Lender] it looks for what it waits for without a pause, but only
+// for a while. In any case the loop is awake afterwards unless all that it has to do
+// is done. It must not be called from a step.
 func (l *Loop) Help(ctx context.Context, done func() bool) {
 	lender := l.opts.Lender
-	if lender == nil || !l.Asleep() || !l.drive.TryLock() {
+	if lender == nil {
+		l.spin(done)
+		return
+	}
+	if !l.Asleep() || !l.drive.TryLock() {
 		l.Wake()
 		return
 	}
@@ -55,6 +62,81 @@ func (l *Loop) Help(ctx context.Context, done func() bool) {
 	}
 }
 
+const (
+	// How long a caller looks for an answer before it sleeps.
+	patienceMin = 4 * time.Microsecond
+	patienceMax = time.Millisecond
+	// After so many answers in a row that took longer, the next caller tries again.
+	retryAfter = 64
+)
+
+// spin is Help for a loop that parks in its futex. An answer within a caller's patience
+// doubles the patience of the next one, and one that takes longer halves it, so that
+// nobody spins long for what takes long. One caller at a time spins.
+func (l *Loop) spin(done func() bool) {
+	if l.opts.SpinFor < 0 || !l.spinning.CompareAndSwap(false, true) {
+		l.Wake()
+		return
+	}
+	defer l.spinning.Store(false)
+	if !l.lends.Load() {
+		l.Wake()
+	}
+	for end := l.opts.Now() + l.patience; ; runtime.Gosched() {
+		if l.lends.Load() && l.Asleep() && l.drive.TryLock() {
+			l.borrow(end, done)
+			l.drive.Unlock()
+		}
+		if done() {
+			l.patience, l.misses = min(2*l.patience, patienceMax), 0
+			return
+		}
+		if l.opts.Now() >= end {
+			break
+		}
+	}
+	l.Wake()
+	l.patience = max(l.patience/2, patienceMin)
+	if l.misses++; l.misses >= retryAfter {
+		l.patience, l.misses = patienceMax, 0
+	}
+}
+
+// borrow turns the parked loop until done or the end comes, or somebody rings. The
+// caller holds drive.
+func (l *Loop) borrow(end time.Duration, done func() bool) {
+	l.lent.Store(true)
+	for l.Asleep() {
+		now := l.opts.Now()
+		if busy := l.step(now); done() || now >= end {
+			break
+		} else if !busy {
+			runtime.Gosched()
+		}
+	}
+	idle := l.idle()
+	l.lent.Store(false)
+	if !idle {
+		l.Wake()
+	}
+}
+
+// Nudge is Wake for an event after which there may be nothing left to do, such as that
+// something was completed which a borrower of the loop has seen to.
+func (l *Loop) Nudge() {
+	if l.lent.Load() {
+		return // whoever borrows the loop wakes it unless all is done
+	}
+	if l.Asleep() && l.drive.TryLock() {
+		idle := l.idle()
+		l.drive.Unlock()
+		if idle {
+			return
+		}
+	}
+	l.Wake()
+}
+
 // arm is the last look before a park. It reports false if there was work.
 func (l *Loop) arm() (limit time.Duration, ok bool) {
 	now := l.opts.Now()
@@ -76,4 +158,10 @@ func (l *Loop) idle() bool {
 		}
 	}
 	return true
+}
+
+// minded notes whether the loop is lent: all its steppers can tell when they are idle.
+// Others may mind on which thread they are turned.
+func (l *Loop) minded() {
+	l.lends.Store(!slices.ContainsFunc(l.steps, func(s Stepper) bool { _, ok := s.(Idler); return !ok }))
 }

@@ -60,8 +60,7 @@ type Options struct {
 	// Unpark ends a Park. It is for a Park that is no futex, which nobody but this
 	// loop's own Wake can ring: [Ring] does not reach it. Nil means a futex.
 	Unpark func()
-	// Lender lets others turn the loop while it is parked; see [Loop.Help]. Nil means
-	// that it is never lent.
+	// Lender goes with a Park that is no futex; see [Loop.Help].
 	Lender Lender
 	// OnThread runs once on the loop's thread before the first turn.
 	OnThread func()
@@ -97,6 +96,12 @@ type Loop struct {
 	parks  atomic.Uint64 // returns from park
 	parked atomic.Bool   // it is about to park, parks, or has just returned
 
+	lends    atomic.Bool // it may be turned by others, see spin
+	lent     atomic.Bool // it is, by somebody who knows when it is idle
+	spinning atomic.Bool
+	patience time.Duration // of the next caller that spins, who owns it
+	misses   int           // callers in a row whose patience was too short
+
 	hasMail atomic.Bool
 	mu      sync.Mutex
 	mail    []call
@@ -111,8 +116,9 @@ type call struct {
 // New returns a loop over steps; more may be added while it runs.
 func New(opts Options, steps ...Stepper) *Loop {
 	opts = opts.withDefaults()
-	l := &Loop{opts: opts, steps: steps, lastBusy: opts.Now()}
+	l := &Loop{opts: opts, steps: steps, lastBusy: opts.Now(), patience: patienceMax}
 	l.word.Store(&l.own)
+	l.minded()
 	return l
 }
 
@@ -179,13 +185,17 @@ func (l *Loop) Do(f func()) error {
 
 // Add adds a stepper behind the others.
 func (l *Loop) Add(s Stepper) error {
-	return l.Do(func() { l.steps = append(l.steps, s) })
+	return l.Do(func() {
+		l.steps = append(l.steps, s)
+		l.minded()
+	})
 }
 
 // Remove takes a stepper out. Once it has returned, s is not stepped any more.
 func (l *Loop) Remove(s Stepper) error {
 	return l.Do(func() {
 		l.steps = slices.DeleteFunc(l.steps, func(x Stepper) bool { return x == s })
+		l.minded()
 	})
 }
 

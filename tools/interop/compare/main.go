@@ -4,6 +4,10 @@
 // prints the medians, and how many times slower than our module the others are.
 //
 //	make compare
+//	make bench-rxe
+//
+// The latter compares by RDMA, with perftest's ib_write_bw besides, in the machine of
+// tools/rxe-vm.
 //
 // tools/interop/peer.py is a process of either module; "compare peer" is one of the
 // engine in Go.
@@ -15,6 +19,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"text/tabwriter"
 )
 
@@ -26,14 +31,14 @@ func main() {
 	ours := flag.String("ours", ".cache/ours/bin/python", "interpreter with our module")
 	overlay := flag.String("overlay", "", "folder where our module serves mooncake.engine")
 	rounds := flag.Int("alternations", 20, "times that each kind has its turn")
-	rdma := flag.Bool("rdma", false, "compare by RDMA, on two devices, and write samples as JSON to standard output")
+	rdma := flag.String("rdma", "", "two devices, such as rxe0,rxe1: compare by RDMA, and write all samples as JSON to standard output")
 	flag.Parse()
 	run := func() error { return compare(*python, *ours, *overlay, *rounds) }
 	switch {
 	case flag.Arg(0) == "peer":
 		run = func() error { return servePeer(flag.Arg(1), flag.Arg(2)) }
-	case *rdma:
-		run = func() error { return compareRDMA(*python, *ours, *overlay, *rounds) }
+	case *rdma != "":
+		run = func() error { return compareRDMA(strings.Split(*rdma, ","), *python, *ours, *overlay, *rounds) }
 	}
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "compare:", err)

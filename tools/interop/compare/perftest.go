@@ -26,7 +26,7 @@ func (c *contest) perftest(round int, s stream) error {
 		if out, err = exec.Command(perftest, append(args(c.devices[0]), "127.0.0.1")...).CombinedOutput(); err == nil {
 			break
 		}
-		if wait > 2*time.Second {
+		if wait > 10*time.Second {
 			server.Process.Kill()
 			return fmt.Errorf("%s: %w: %s", perftest, err, out)
 		}

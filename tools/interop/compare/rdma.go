@@ -71,12 +71,11 @@ const (
 	streamWanted  = 0.9
 )
 
-func compareRDMA(python, ours, overlay string, rounds int) error {
-	c := &contest{Date: time.Now().Format(time.DateOnly), Processors: runtime.NumCPU(), Alternations: rounds, pairs: make(map[string]*pair)}
-	c.devices = strings.Fields(os.Getenv("RXE_DEVICES"))
-	if len(c.devices) < 2 {
-		return fmt.Errorf("it wants two RDMA devices in RXE_DEVICES: tools/rxe-vm has them")
+func compareRDMA(devices []string, python, ours, overlay string, rounds int) error {
+	if len(devices) != 2 {
+		return fmt.Errorf("devices %q: want two", devices)
 	}
+	c := &contest{Date: time.Now().Format(time.DateOnly), Processors: runtime.NumCPU(), Alternations: rounds, devices: devices, pairs: make(map[string]*pair)}
 	if err := c.describe(python); err != nil {
 		return err
 	}
