@@ -22,6 +22,7 @@ import (
 	"github.com/railhop/railhop/internal/pattern"
 	"github.com/railhop/railhop/internal/registry"
 	"github.com/railhop/railhop/internal/wire"
+	"github.com/railhop/railhop/internal/testkit"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
@@ -364,7 +365,11 @@ func noCredit(r *rig) {
 
 func (r *rig) signal(s os.Signal) {
 	r.Helper()
-	if err := r.relay.cmd.Process.Signal(s); err != nil {
+	do := r.relay.cmd.Process.Signal
+	if s == unix.SIGSTOP {
+		do = func(os.Signal) error { return testkit.Stop(r.relay.cmd.Process) }
+	}
+	if err := do(s); err != nil {
 		r.Fatal(err)
 	}
 }

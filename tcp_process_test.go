@@ -1,42 +1,16 @@
 package railhop_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
-	"slices"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/railhop/railhop"
 	"github.com/railhop/railhop/internal/pattern"
+	"github.com/railhop/railhop/internal/testkit"
 )
-
-// stop stops a process and waits until none of its threads runs.
-func stop(t *testing.T, p *os.Process) {
-	t.Helper()
-	if err := p.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		running := slices.ContainsFunc(files, func(name string) bool {
-			b, err := os.ReadFile(name)
-			return err == nil && !bytes.Contains(b, []byte(") T "))
-		})
-		if !running {
-			return
-		}
-	}
-	t.Fatal("the process does not stop")
-}
 
 // A target that is stopped costs the deadline and little more, and does not take the
 // write once it goes on. A target that is killed costs nothing.
@@ -57,7 +31,9 @@ func TestTCPTargetStops(t *testing.T) {
 	}
 
 	for _, n := range []uint64{4096, size} {
-		stop(t, target.cmd.Process)
+		if err := testkit.Stop(target.cmd.Process); err != nil {
+			t.Fatal(err)
+		}
 		pattern.Fill(src, 2, 0)
 		begin := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

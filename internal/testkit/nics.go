@@ -2,8 +2,8 @@
 // machine made by tools/rxe-vm, Soft-RoCE devices through libibverbs, so that one
 // test runs on both.
 //
-// It owns the choice and the names, and nothing of what a test does. All may be
-// called by any goroutine.
+// It owns the choice and the names, and nothing of what a test does. Besides, it stops
+// processes for certain. All may be called by any goroutine.
 package testkit
 
 import (
