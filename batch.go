@@ -80,6 +80,20 @@ func (b *Batch) Wait(ctx context.Context) error {
 	return outcome(b.ledger)
 }
 
+// Transfer is Submit and Wait. By TCP the caller's thread does the work, if nobody else
+// does just then.
+func (b *Batch) Transfer(ctx context.Context, reqs []Request) error {
+	if err := b.engine.submit(b.ledger, reqs, 0, false); err != nil {
+		return err
+	}
+	if b.engine.tcp != nil {
+		b.engine.host.loop.Help(ctx, b.ledger.Answered)
+	} else {
+		b.engine.host.loop.Wake()
+	}
+	return b.Wait(ctx)
+}
+
 // Reset makes the batch empty, to be used again. It fails with [ErrBatchBusy] if
 // bytes of it may still land or its sources are still read.
 func (b *Batch) Reset() error {

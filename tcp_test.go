@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -119,6 +120,47 @@ func TestTCP(t *testing.T) {
 	if st.TCP.Ops == 0 || st.Failed.Ops < 2 || b.Stats().TCPServed.Writes == 0 {
 		t.Errorf("stats: %+v, served %+v", st, b.Stats().TCPServed)
 	}
+}
+
+func TestTCPBatches(t *testing.T) {
+	t.Parallel()
+	a, b := openTCP(t, nil), openTCP(t, nil)
+	const callers, pieces, size = 4, 1500, 512
+	id := openSegment(t, a, b.Name())
+	var wg sync.WaitGroup
+	for c := range callers {
+		src, from := registerBytes(t, a, pieces*size)
+		dst, to := registerBytes(t, b, pieces*size)
+		reqs := make([]railhop.Request, pieces)
+		for i := range reqs {
+			at := uint64(i * size)
+			reqs[i] = railhop.Request{Op: railhop.Write, Source: from + at, Target: id, TargetAddr: to + pieces*size - size - at, Length: size}
+		}
+		batch := a.NewBatch(pieces)
+		wg.Go(func() {
+			for round := range 5 {
+				pattern.Fill(src, uint64(c), uint64(round))
+				if err := batch.Transfer(t.Context(), reqs); err != nil {
+					t.Error(err)
+					return
+				}
+				for i := range reqs {
+					at := i * size
+					if !bytes.Equal(src[at:at+size], dst[pieces*size-size-at:pieces*size-at]) {
+						t.Errorf("caller %d, round %d: piece %d is not in place", c, round, i)
+						return
+					}
+				}
+				if err := batch.Transfer(t.Context(), reqs[:1]); !errors.Is(err, railhop.ErrTooManyRequests) {
+					t.Errorf("a request beyond the batch's room: %v, want ErrTooManyRequests", err)
+				}
+				if err := batch.Reset(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 func TestTCPGone(t *testing.T) {

@@ -116,9 +116,7 @@ func (e *Engine) transfer(ctx context.Context, op railhop.Opcode, target string,
 		err = engine.Read(ctx, id, p.Local[0], p.Remote[0], p.Lengths[0])
 	default:
 		b := e.spare.get(engine, n)
-		if err = e.submit(b, op, id, p); err == nil {
-			err = b.Wait(ctx)
-		}
+		err = e.submit(op, id, p, func(reqs []railhop.Request) error { return b.Transfer(ctx, reqs) })
 		e.spare.put(b)
 	}
 	if err != nil || note == nil {
@@ -130,14 +128,15 @@ func (e *Engine) transfer(ctx context.Context, op railhop.Opcode, target string,
 	return nil
 }
 
-func (e *Engine) submit(b *railhop.Batch, op railhop.Opcode, id railhop.SegmentID, p Pieces) error {
+// submit has the pieces submitted as requests, which are not kept.
+func (e *Engine) submit(op railhop.Opcode, id railhop.SegmentID, p Pieces, submit func([]railhop.Request) error) error {
 	reqs, ok := e.spare.reqs.Get().(*[]railhop.Request)
 	if !ok {
 		reqs = new([]railhop.Request)
 	}
 	defer e.spare.reqs.Put(reqs)
 	*reqs = p.requests((*reqs)[:0], op, id)
-	return b.Submit(*reqs)
+	return submit(*reqs)
 }
 
 // TransferOn is [Engine.Transfer] behind what a stream of the GPU's driver does until
@@ -176,7 +175,7 @@ func (e *Engine) Start(op railhop.Opcode, target string, p Pieces) (uint64, erro
 	}
 	b := &Batch{engine: e, target: target, batch: e.spare.get(engine, len(p.Local)), start: start, bytes: bytes}
 	if len(p.Local) > 0 {
-		if err := e.submit(b.batch, op, id, p); err != nil {
+		if err := e.submit(op, id, p, b.batch.Submit); err != nil {
 			return 0, e.fail("submit", err, "peer", target, "pieces", len(p.Local), "bytes", bytes)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -16,12 +15,9 @@ import (
 // bounceSize is the host memory of a session through which GPU memory is copied.
 const bounceSize = 1 << 20
 
-// After a rest of a payload of directSize no more than smallAhead is read into the
+// After a rest of a payload of directSize no more than the next header is read into the
 // stage: payloads of that size are worth a call each, and not a copy.
-const (
-	directSize = 8 << 10
-	smallAhead = 1 << 10
-)
+const directSize = 8 << 10
 
 // errStale is a write whose peer has gone before it was in place. The peer counts on
 // it that nothing lands.
@@ -72,7 +68,7 @@ func (x *session) land(addr, rest uint64, v2 bool, dev gpu.Device) (int, error) 
 	n := int(min(rest, turnSize))
 	ahead := x.stage
 	if n >= directSize {
-		ahead = ahead[:smallAhead]
+		ahead = ahead[:headerSize]
 	}
 	for {
 		if v2 && !x.there() {
@@ -245,8 +241,8 @@ func (x *session) tryRead(fd uintptr) bool {
 
 // there reports whether the peer has not closed its end, as far as is known here.
 func (x *session) there() bool {
-	now := time.Now()
-	if now.Sub(x.checked) < checkEvery {
+	now := x.server.now()
+	if x.checked != 0 && now-x.checked < checkEvery {
 		return true
 	}
 	if x.raw.Control(x.checkFn) != nil {

@@ -163,6 +163,7 @@ func (p *Path) connectTo(pr *peer, r Route) (*conn, error) {
 		return nil, fmt.Errorf("tcp: target %s: %w: %w", pr.Name(), code, err)
 	}
 	defer nc.Close()
+	unpaced(nc.(*net.TCPConn))
 	fd, err := dup(nc.(*net.TCPConn))
 	if err != nil {
 		return nil, fmt.Errorf("tcp: target %s: %w: %w", pr.Name(), xfer.ErrSocket, err)

@@ -35,6 +35,7 @@ type Server struct {
 	opts   ServerOptions
 	memory Memory
 	ln     *net.TCPListener
+	start  time.Time
 	wg     sync.WaitGroup
 	big    sync.Pool // stages of sessions with much to do
 
@@ -68,7 +69,7 @@ func Listen(opts ServerOptions) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{opts: opts, ln: ln, sessions: make(map[*session]struct{})}
+	s := &Server{opts: opts, ln: ln, start: time.Now(), sessions: make(map[*session]struct{})}
 	s.big.New = func() any { return new([bigStage]byte) }
 	return s, nil
 }
@@ -99,6 +100,9 @@ func listen(lo, hi int) (*net.TCPListener, error) {
 	}
 	return nil, fmt.Errorf("tcp: no free port in %d-%d after %d tries: %w", lo, hi, maxDraws, err)
 }
+
+// now is the server's clock.
+func (s *Server) now() time.Duration { return time.Since(s.start) }
 
 // Port returns the port that was drawn.
 func (s *Server) Port() int { return s.ln.Addr().(*net.TCPAddr).Port }
@@ -165,6 +169,7 @@ func (s *Server) accept() {
 		pause = time.Millisecond
 		s.counts.accepted.Add(1)
 		conn.SetKeepAliveConfig(keepAlive)
+		unpaced(conn)
 		x, err := newSession(s, conn)
 		if err != nil {
 			conn.Close()

@@ -57,7 +57,7 @@ type session struct {
 	msg     iov.Msg
 	writeFn func(fd uintptr) bool
 
-	checked time.Time // the peer was there then
+	checked time.Duration // the peer was there then, by the server's clock
 	alive   bool
 	checkFn func(fd uintptr)
 	poll    [1]unix.PollFd
