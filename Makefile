@@ -34,13 +34,14 @@ TEST_TIMEOUT ?= 8m
 inprocess = $(shell go list ./... | grep -vxF $(MULTIPROCESS:%=-e github.com/railhop/%))
 race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(TEST_RACE)),$(inprocess)))
 
-# What runs on Soft-RoCE devices, in a machine that does not see this one's /tmp.
-RXE_DEVICES ?= 2
-rxe = RXE_VM_OPTIONS='-n $(1) -m 4096 -t $(2)' GOTMPDIR=$(CURDIR)/.cache/tmp go run ./tools/testsum
-rxe_exec = -exec=$(CURDIR)/tools/rxe-vm/rxe-vm -vet=off -count=1
-rxe_nic = -run='^(TestConformance|TestDataPathAllocatesNothing|TestIdleQueueSleeps|TestEvents)$$' ./internal/nic/verbs
-rxe_engine = -run='^(TestDirect|TestRelayed|TestRXE.*)$$' . ./internal/faulttest
-rxe_interop = -run='^TestInteropRXE' .
+# What runs on Soft-RoCE devices, in a machine that boots once for each number of them: see docs/testing.md.
+RXE_DEVICES ?= 4
+rxe = exec env RXE_VM_OPTIONS='-n $(1) -m $(2) -t $(3)' tools/rxe-vm/gotest -test.timeout=$(3)s
+rxe_nic = './internal/nic/verbs=^(TestConformance|TestDataPathAllocatesNothing|TestIdleQueueSleeps|TestEvents)$$'
+rxe_engine = ^(TestDirect|TestRelayed|TestPermutedTopology|TestPeerRestarts|TestBadRequests|TestStormOfHandshakes|TestCloseEndsWaiters|TestRXE.*)$$
+rxe_more = './internal/path/rdma=OverNICs$$' '.=$(rxe_engine)' './internal/faulttest=^TestRXE'
+rxe_suites = $(rxe_nic) $(rxe_more)
+rxe_interop = '.=^TestInteropRXE'
 
 .PHONY: interop-rxe test-rxe test-rxe-full lib wheel interop conformance callers soak compare bench-rxe help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
 
@@ -73,29 +74,28 @@ demo: build ## play a small rail fabric on this machine, without hardware
 	bin/railhop demo --soft
 
 test: setup lint ## lint, then run every test and say what ran, what was skipped and why
-	@mkdir -p .cache/tmp; real=(); \
+	@real=(); \
 		if why=$$(tools/rxe-vm/rxe-vm --setup 2>&1 >/dev/null); then \
-			real=(-- $(rxe_exec) -short -timeout 5m $(rxe_nic)); \
+			real=(-- $(call rxe,2,4096,300) -test.short $(rxe_nic)); \
 		else echo "no tests on Soft-RoCE devices: $$why"; fi; \
-		$(call rxe,2,300) -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./... \
+		go run ./tools/testsum -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./... \
 		-- $(if $(race_packages),-race -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(race_packages)) "$${real[@]}"
 
 test-rxe: setup ## run NICs, RDMA and PXN on 2 and on 8 Soft-RoCE devices, in a machine that is emulated
-	@tools/rxe-vm/rxe-vm --setup; mkdir -p .cache/tmp
-	@$(call rxe,2,300) $(rxe_exec) -short -timeout 5m $(rxe_nic) -- $(rxe_exec) -short -timeout 5m $(rxe_engine)
-	@$(call rxe,8,300) $(rxe_exec) -short -timeout 5m $(rxe_nic) -- $(rxe_exec) -short -timeout 5m $(rxe_engine)
+	@tools/rxe-vm/rxe-vm --setup
+	@go run ./tools/testsum $(call rxe,2,4096,300) -test.short $(rxe_suites) -- $(call rxe,8,4096,300) -test.short $(rxe_suites)
 
-test-rxe-full: setup ## the same and more, at full length, on RXE_DEVICES (2) devices, with Mooncake's wheel
-	@tools/rxe-vm/rxe-vm --setup; mkdir -p .cache/tmp; tools/interop/setup.sh
-	@$(call rxe,$(RXE_DEVICES),3600) $(rxe_exec) -timeout 1h ./internal/nic/verbs -- $(rxe_exec) -timeout 1h $(rxe_engine)
+test-rxe-full: setup ## the same and more, at full length, on RXE_DEVICES (4) devices, with Mooncake's wheel
+	@tools/rxe-vm/rxe-vm --setup; tools/interop/setup.sh
+	@go run ./tools/testsum $(call rxe,$(RXE_DEVICES),8192,3600) ./internal/nic/verbs=. $(rxe_more) $(rxe_interop)
 
 interop: setup ## move bytes to and from Mooncake's own wheel, by TCP; WHEEL=newest takes the newest
 	tools/interop/setup.sh
 	go test -count=1 -v -run '^TestInterop' . | grep -v INFO
 
 interop-rxe: setup ## move bytes to and from Mooncake's wheel by RDMA, in a machine that is emulated
-	@tools/rxe-vm/rxe-vm --setup; mkdir -p .cache/tmp; tools/interop/setup.sh
-	@$(call rxe,2,300) $(rxe_exec) -timeout 280s $(rxe_interop)
+	@tools/rxe-vm/rxe-vm --setup; tools/interop/setup.sh
+	@go run ./tools/testsum $(call rxe,3,4096,600) -test.short $(rxe_interop)
 
 conformance: setup ## compare the wheel and ours with the 135 rows; WHEEL=newest shows where the newest differs
 	tools/interop/setup.sh

@@ -1,6 +1,7 @@
 package railhop_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -52,7 +53,7 @@ func (m *meeting) startWheel(server string, most int, env []string) {
 
 func (m *meeting) startOurs(most int, set settings) {
 	m.t.Helper()
-	m.e = openRXE(m.t, needRXE(m.t, 2)[0], set)
+	m.e = openRXE(m.t, set, needRXE(m.t, 2)[0])
 	m.ourName = m.e.Name()
 	m.mem, m.addr = registerBytes(m.t, m.e, most)
 }
@@ -238,7 +239,11 @@ func TestInteropRXE(t *testing.T) {
 	})
 	t.Run("both dial at once", func(t *testing.T) {
 		m := meet(t, small, nil, nil)
-		const rounds, n = 20, 65537
+		const n = 65537
+		rounds := 300
+		if testing.Short() {
+			rounds = 20
+		}
 		other := make([]byte, n)
 		for i := range rounds {
 			if err := m.e.Close(); err != nil {
@@ -257,6 +262,13 @@ func TestInteropRXE(t *testing.T) {
 			clear(other)
 			check(t, "its read", nil, m.w.get(n), uint64(i))
 		}
+	})
+	t.Run("a GiB", func(t *testing.T) {
+		if testing.Short() {
+			t.Skip("it takes minutes: make test-rxe-full has them")
+		}
+		m := meet(t, 1<<30, nil, nil)
+		m.both(1 << 30)
 	})
 	t.Run("many buffers", func(t *testing.T) {
 		const n, size = 2048, 4096
@@ -356,6 +368,10 @@ func TestInteropRXEHandshakes(t *testing.T) {
 			h = hello()
 			h.LocalGID = ""
 			say(h, "Peer nic not found in that server: "+h.LocalNICPath)
+			h.LocalNICPath = publish(t, peerDescriptor(t, desc.Devices[0].GID)) + "@x"
+			if old := say(h, ""); len(old.QPNum) != 2 {
+				t.Errorf("a peer that sends no GID, and has one: %+v", old)
+			}
 			h = hello()
 			h.QPNum = []uint32{0x1001}
 			if who.kind == "ours" { // makes as many as it is sent
@@ -380,10 +396,24 @@ func TestInteropRXEHandshakes(t *testing.T) {
 					}
 				}
 			}
-			t.Logf("queue pairs: %d before, %d kept for 3 connections", before, kept)
+			t.Logf("queue pairs: %d before, %d kept for 4 connections", before, kept)
 		})
 	}
 	m.both(65537)
+}
+
+// peerDescriptor is that of a peer with one device, x.
+func peerDescriptor(t *testing.T, gid string) []byte {
+	t.Helper()
+	d := members{
+		"name": "peer", "protocol": "rdma", "devices": []any{members{"name": "x", "gid": gid, "lid": 0}},
+		"buffers": []any{}, "priority_matrix": members{"cpu:0": [][]string{{"x"}, {}}},
+	}
+	b, err := json.Marshal(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
 // queuePairs counts those that the kernel holds for a device.
