@@ -18,6 +18,7 @@ import (
 	"github.com/railhop/railhop/internal/lane"
 	"github.com/railhop/railhop/internal/nic"
 	"github.com/railhop/railhop/internal/path/pxn"
+	"github.com/railhop/railhop/internal/plan"
 	"github.com/railhop/railhop/internal/registry"
 	"github.com/railhop/railhop/internal/relay"
 	"github.com/railhop/railhop/internal/shm"
@@ -47,7 +48,6 @@ type rank struct {
 	mrs      []nic.MR
 	nics     []*device
 	sets     []*endpoint.Set
-	routes   *routes
 
 	path  *pxn.Path
 	relay *relay.Relay
@@ -199,8 +199,8 @@ func (r *rank) openRelay(o rankOptions) error {
 		r.sets = append(r.sets, set)
 		opts.Rails = append(opts.Rails, relay.Rail{Name: r.rails[i], Set: set, LKey: r.mrs[i].LKey()})
 	}
-	r.routes = newRoutes(o.dialer, r.host, o.env, localNICs(devicesOf(r.nics)))
-	opts.FindRoute = r.routes.find
+	to := &routes{source: o.dialer, rails: plan.NewRails(o.env.PXN.RailMap, localNICs(devicesOf(r.nics)))}
+	opts.FindRoute = to.find
 	r.relay = relay.New(opts)
 	return nil
 }
@@ -470,9 +470,6 @@ func (r *rank) free() error {
 	r.fenceMu.Unlock()
 	if r.gpu != nil {
 		err = errors.Join(err, r.gpu.Close())
-	}
-	if r.routes != nil {
-		err = errors.Join(err, r.routes.cache.Close())
 	}
 	return errors.Join(err, r.host.release(r.nics))
 }

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/railhop/railhop/internal/config"
 	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/handshake"
 	"github.com/railhop/railhop/internal/ledger"
@@ -299,36 +298,24 @@ func (t *target) Refetch(ctx context.Context) error {
 
 // routes finds the targets of other ranks' pieces.
 type routes struct {
-	cache *segment.Cache
-	rails *plan.Rails
-}
-
-func newRoutes(d remoteDialer, h *host, env config.Env, nics []plan.NIC) *routes {
-	return &routes{
-		cache: segment.NewCache(segment.CacheOptions{Source: d, Logger: h.log}),
-		rails: plan.NewRails(env.PXN.RailMap, nics),
-	}
+	source segment.Source
+	rails  *plan.Rails
 }
 
 // find implements [relay.Options].FindRoute.
-func (r *routes) find(ctx context.Context, session string, fresh bool) (relay.Route, error) {
-	remote, err := r.cache.Open(ctx, session)
+func (r *routes) find(ctx context.Context, session string) (relay.Route, error) {
+	w, err := r.source.Describe(ctx, session)
 	if err != nil {
 		return nil, err
 	}
-	if fresh {
-		if _, err := remote.Refetch(ctx, remote.Desc()); err != nil {
-			return nil, err
-		}
-	}
-	rt := &route{remote: remote, rails: r.rails}
+	rt := &route{desc: segment.NewDesc(w), rails: r.rails}
 	rt.onRail = func(device int) bool { return rt.names[device] == rt.want }
 	return rt, nil
 }
 
 // route is one such target. It belongs to the pump, once found.
 type route struct {
-	remote *segment.Remote
+	desc   *segment.Desc
 	rails  *plan.Rails
 	named  railNames
 	names  []string
@@ -338,7 +325,7 @@ type route struct {
 
 // Pick implements [relay.Route].
 func (r *route) Pick(addr uint64, rail string) (relay.Hop, error) {
-	d := r.remote.Desc()
+	d := r.desc
 	r.names, r.want = r.named.of(r.rails, d), rail
 	c, err := d.SelectOnRail(addr, 1, r.onRail)
 	if err != nil {
@@ -348,4 +335,4 @@ func (r *route) Pick(addr uint64, rail string) (relay.Hop, error) {
 }
 
 // Fences implements [relay.Route].
-func (r *route) Fences() bool { return r.remote.Desc().FenceVersion >= 1 }
+func (r *route) Fences() bool { return r.desc.FenceVersion >= 1 }

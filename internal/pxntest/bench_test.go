@@ -63,7 +63,7 @@ func newBoth(tb testing.TB) *both {
 		Depth: 4, SliceSize: 65536, Credit: time.Minute, Tally: b.tally, Wake: func() {}, DeathCloses: true,
 		FindSender: func(context.Context, int) (relay.Sender, error) { return sender{}, nil },
 		ClearClaim: func(int) error { return nil },
-		FindRoute:  func(context.Context, string, bool) (relay.Route, error) { return route{}, nil },
+		FindRoute:  func(context.Context, string) (relay.Route, error) { return route{}, nil },
 	})
 	b.path = pxn.New(pxn.Options{
 		Device: &nullGPU{lane: lanes[0]}, BusOf: func(uint64) string { return "0000:a1:00.0" }, Epoch: epoch,

@@ -91,7 +91,7 @@ func (j *job) route(now time.Duration) xfer.Code {
 	hop, err := j.to.Pick(first.Dest, j.rail.Name)
 	if err != nil {
 		if !rt.asking && now >= rt.again {
-			r.ask(now, rt, true)
+			r.ask(now, rt)
 		}
 		return wait
 	}

@@ -16,6 +16,7 @@ package relay
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -81,9 +82,8 @@ type Options struct {
 	FindSender func(ctx context.Context, lane int) (Sender, error)
 	// ClearClaim frees a lane whose claimer is gone. It may block.
 	ClearClaim func(lane int) error
-	// FindRoute finds a target by its session. With fresh it asks the target
-	// again. It may block.
-	FindRoute func(ctx context.Context, session string, fresh bool) (Route, error)
+	// FindRoute asks a target for the way to it, by its session. It may block.
+	FindRoute func(ctx context.Context, session string) (Route, error)
 }
 
 // Relay serves the lanes of one rank. Use [New].
@@ -303,12 +303,18 @@ func (r *Relay) Close() {
 func (r *Relay) resolve(now time.Duration, session []byte) *route {
 	rt := r.routes[string(session)]
 	if rt == nil {
+		if len(r.routes) >= maxRoutes {
+			maps.DeleteFunc(r.routes, func(_ string, o *route) bool { return !o.asking })
+		}
 		name := string(session)
 		rt = &route{session: name}
+		if len(r.routes) == maxRoutes {
+			return rt // as many are being looked up
+		}
 		r.routes[name] = rt
 	}
 	if rt.to == nil && !rt.asking && now >= rt.again {
-		r.ask(now, rt, rt.tried)
+		r.ask(now, rt)
 	}
 	return rt
 }
@@ -321,12 +327,12 @@ func (r *Relay) outdated(j *job) {
 	}
 }
 
-func (r *Relay) ask(now time.Duration, rt *route, fresh bool) {
-	rt.asking, rt.tried, rt.again = true, true, now+routePause
+func (r *Relay) ask(now time.Duration, rt *route) {
+	rt.asking, rt.again = true, now+routePause
 	r.wg.Add(1)
 	go func() {
 		defer r.wg.Done()
-		to, err := r.opts.FindRoute(r.ctx, rt.session, fresh)
+		to, err := r.opts.FindRoute(r.ctx, rt.session)
 		r.mail.Post(func() {
 			rt.asking = false
 			rt.to = to
@@ -340,10 +346,13 @@ func (r *Relay) ask(now time.Duration, rt *route, fresh bool) {
 // routePause is the least time between two look-ups of a session.
 const routePause = 100 * time.Millisecond
 
+// maxRoutes is how many routes are remembered: targets that restart come back under
+// other names.
+const maxRoutes = 1024
+
 type route struct {
 	session string
 	to      Route // nil until found, and once it has been refused
 	asking  bool
-	tried   bool
 	again   time.Duration
 }

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -77,7 +78,7 @@ type rig struct {
 
 const rigSlot = 1 << 20
 
-func newRig(t *testing.T, find func(fresh bool) Route) *rig {
+func newRig(t *testing.T, find func() Route) *rig {
 	t.Helper()
 	r := &rig{t: t, fabric: endpointtest.NewFabric(), now: time.Second}
 	net := &endpointtest.Net{}
@@ -109,7 +110,7 @@ func newRig(t *testing.T, find func(fresh bool) Route) *rig {
 		Lanes: []lane.Mem{mem}, Geometry: g, Arena: 1 << 40, Rails: []Rail{{Name: "nic0", Set: set("me:1")}},
 		Depth: 4, SliceSize: 4096, Credit: time.Hour, Tally: tally.New(nil), Wake: func() {},
 		FindSender: func(context.Context, int) (Sender, error) { return liveSender{}, nil },
-		FindRoute:  func(_ context.Context, _ string, fresh bool) (Route, error) { return find(fresh), nil },
+		FindRoute:  func(context.Context, string) (Route, error) { return find(), nil },
 	})
 	t.Cleanup(r.relay.Close)
 	return r
@@ -135,7 +136,7 @@ func (r *rig) send() xfer.Code {
 
 // TestShortPost has a queue pair take all but the request that would report the others.
 func TestShortPost(t *testing.T) {
-	r := newRig(t, func(bool) Route { return key(1) })
+	r := newRig(t, func() Route { return key(1) })
 	free := r.relay.pool.free
 	r.short.Store(true)
 	if got := r.send(); got != xfer.ErrEndpoint {
@@ -153,15 +154,8 @@ func TestShortPost(t *testing.T) {
 // TestRefusedRoute has a target that has registered its memory anew, at the same address
 // with another key.
 func TestRefusedRoute(t *testing.T) {
-	var asked, anew atomic.Int32
-	r := newRig(t, func(fresh bool) Route {
-		asked.Add(1)
-		if !fresh {
-			return key(1)
-		}
-		anew.Add(1)
-		return key(2)
-	})
+	var asked atomic.Int32
+	r := newRig(t, func() Route { return key(asked.Add(1)) })
 	r.fabric.Fault = func(_ string, wr nic.WR) nic.Status {
 		if wr.RKey == 1 {
 			return nic.StatusRemoteAccess
@@ -173,7 +167,25 @@ func TestRefusedRoute(t *testing.T) {
 			t.Errorf("piece %d: %v, want %v", i, got, want)
 		}
 	}
-	if asked.Load() != 2 || anew.Load() != 1 {
-		t.Errorf("the route was looked up %d times, %d of them anew, want 2 and 1", asked.Load(), anew.Load())
+	if asked.Load() != 2 {
+		t.Errorf("the route was looked up %d times, want 2", asked.Load())
+	}
+}
+
+// TestRoutesAreForgotten has many targets, each of which goes away again.
+func TestRoutesAreForgotten(t *testing.T) {
+	r := newRig(t, func() Route { return key(1) })
+	for i := range 3 * maxRoutes {
+		r.relay.resolve(r.now, fmt.Appendf(nil, "peer:%d", i))
+		if n := len(r.relay.routes); n > maxRoutes {
+			t.Fatalf("%d routes are remembered, want %d at most", n, maxRoutes)
+		}
+		if i%100 == 0 {
+			r.relay.wg.Wait()
+			r.relay.Step(r.now)
+		}
+	}
+	if got := r.send(); got != xfer.OK {
+		t.Errorf("a piece after all these: %v, want %v", got, xfer.OK)
 	}
 }
