@@ -19,6 +19,8 @@ type recorder struct {
 	gpu.Device
 	copies int      // since the last bell
 	given  []string // "copies:bell"
+	failed error
+	closed chan struct{} // what Close waits for; nil if it does not
 }
 
 type event struct{ gpu.Event }
@@ -37,8 +39,14 @@ func (r *recorder) MapHost([]byte) (uint64, func() error, error) {
 }
 func (r *recorder) Wait(gpu.Event) error   { return nil }
 func (r *recorder) Record(gpu.Event) error { return nil }
-func (r *recorder) Idle() (bool, error)    { return false, nil }
-func (r *recorder) Close() error           { return nil }
+func (r *recorder) Idle() (bool, error)    { return false, r.failed }
+
+func (r *recorder) Close() error {
+	if r.closed != nil {
+		<-r.closed
+	}
+	return nil
+}
 
 func (r *recorder) Copy(copies []gpu.Copy) error {
 	r.copies += len(copies)

@@ -164,6 +164,29 @@ func (c *conn) broke(now time.Duration, why xfer.Reason, err error) {
 	}
 }
 
+// idle reports whether the stream runs nothing any more. An error alone does not say so,
+// and may be all that a stream that has failed ever answers: that it was closed does.
+func (c *conn) idle() bool {
+	if c.stream == nil {
+		return c.still
+	}
+	idle, err := c.stream.Idle()
+	if idle || err == nil {
+		return idle
+	}
+	c.broke(c.now, xfer.CopyError, err)
+	if s := c.stream; s != nil {
+		c.stream = nil
+		c.path.wg.Go(func() {
+			if err := s.Close(); err != nil {
+				c.path.log.Debug("lane's stream", "err", err)
+			}
+			c.path.mail.Post(func() { c.still = true })
+		})
+	}
+	return false
+}
+
 // gone makes the lane blind: its memory was gone under us. What was in flight
 // counts as claimed.
 func (c *conn) gone(err error) {
@@ -199,7 +222,7 @@ func (c *conn) drain(now time.Duration) (busy bool) {
 	if len(c.linger) > 0 {
 		return false
 	}
-	if idle, err := c.stream.Idle(); !idle && err == nil {
+	if !c.idle() {
 		return false
 	}
 	for slot, p := range c.flight {
@@ -230,7 +253,7 @@ func (c *conn) ringRest() {
 	if c.tx.Rung() >= last {
 		return
 	}
-	if idle, err := c.stream.Idle(); c.broken || idle && err == nil {
+	if c.broken || c.idle() {
 		c.tx.Ring(last)
 		c.claim.Peer.Wake()
 	}

@@ -25,7 +25,7 @@ type conn struct {
 	now   time.Duration
 	busy  bool
 
-	stream  gpu.Stream
+	stream  gpu.Stream // nil once it is being closed, because it has failed
 	ringer  gpu.Ringer // the stream, if it rings and can do so as a part of copying
 	waited  waited
 	arena   uint64 // address here
@@ -56,6 +56,7 @@ type conn struct {
 
 	blind     bool // the lane's memory is gone
 	broken    bool // the stream has failed
+	still     bool // and was closed: nothing of it runs any more
 	stopping  bool // the peer takes nothing new, and will be gone
 	suspected bool
 	why       xfer.Reason // of suspicion or quarantine

@@ -182,10 +182,8 @@ func (c *conn) settle(p *piece) {
 		if !done && err == nil {
 			return
 		}
-	} else if !p.rung {
-		if idle, _ := c.stream.Idle(); !idle {
-			return // an error alone does not say that nothing runs any more
-		}
+	} else if !p.rung && !c.idle() {
+		return
 	}
 	for _, h := range p.held {
 		h.owner.Closed(0, h.err)
