@@ -41,7 +41,7 @@ func TestClaim(t *testing.T) {
 		lane.Descriptors[s].Commit.Store(uint64(s) | shmabi.Claimed)
 		lane.Completions[s].Commit.Store(uint64(s))
 	}
-	if err := e.FreeLane(3); err != nil {
+	if err := e.freeLane(3); err != nil {
 		t.Fatal(err)
 	}
 	for _, b := range e.Bytes()[shmabi.LaneOffset(3) : shmabi.LaneOffset(3)+64] {
@@ -58,7 +58,7 @@ func TestClaim(t *testing.T) {
 		t.Errorf("after the lane was freed: lane %d, %v", lane, err)
 	}
 	for _, i := range []int{-1, shmabi.Lanes} {
-		if err := e.FreeLane(i); err == nil {
+		if err := e.freeLane(i); err == nil {
 			t.Errorf("freed lane %d", i)
 		}
 	}
@@ -155,7 +155,7 @@ func TestClaimersRace(t *testing.T) {
 			if h.State.Load() != shmabi.LaneReady || h.SenderEpoch.Load() != epoch {
 				t.Fatalf("round %d: lane %d is in state %d, of %d; want ready, of %d", round, lane, h.State.Load(), h.SenderEpoch.Load(), epoch)
 			}
-			if err := e.FreeLane(lane); err != nil {
+			if err := e.freeLane(lane); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -39,7 +39,7 @@ func TestDeadSenderKeepsItsEntry(t *testing.T) {
 	if err != nil || !o.Known() || !o.Closed() {
 		t.Fatalf("%+v, %v; want a known sender that is closed", o, err)
 	}
-	if err := e.FreeLane(2); err != nil {
+	if err := e.freeLane(2); err != nil {
 		t.Fatal(err)
 	}
 	if err := o.Close(); err != nil {

@@ -11,10 +11,10 @@ import (
 // Only the owner makes a lane free: a claimer could otherwise reuse a slot that
 // the NIC still reads.
 
-// FreeLane zeroes a lane's words and all its commit words, and stores state free
-// last. The caller has seen to it that nothing is posted for the lane, and that
-// its sender has released it or is closed. A free lane stays as it is.
-func (e *Entry) FreeLane(i int) error {
+// freeLane zeroes the words of a lane that was never ready, and stores state free last.
+// Its commit words are zero already, unless somebody scribbles. A lane that was ready is
+// freed by lane.Relay, which knows what is under way. A free lane stays as it is.
+func (e *Entry) freeLane(i int) error {
 	if i < 0 || i >= shmabi.Lanes {
 		return fmt.Errorf("registry: lane %d, valid are 0 to %d", i, shmabi.Lanes-1)
 	}
@@ -72,7 +72,7 @@ func (e *Entry) SweepClaims() (int, error) {
 		if claiming&(1<<i) == 0 {
 			continue
 		}
-		if err := e.FreeLane(i); err != nil {
+		if err := e.freeLane(i); err != nil {
 			return n, err
 		}
 		n++

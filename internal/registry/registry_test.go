@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/railhop/railhop/internal/proc"
 	"github.com/railhop/railhop/internal/shm"
 	"github.com/railhop/railhop/internal/shmabi"
 )
@@ -396,5 +397,28 @@ func TestPublishReservesBeforeItTouches(t *testing.T) {
 	}
 	if !errors.Is(&shm.SpaceError{}, shm.ErrNoSpace) {
 		t.Error("a SpaceError is no ErrNoSpace")
+	}
+}
+
+// nameless is /proc where the pid namespace cannot be read.
+type nameless struct{ proc.FS }
+
+func (n nameless) Self() (proc.Self, error) {
+	self, err := n.FS.Self()
+	self.PIDNamespace = 0
+	return self, err
+}
+
+// A process that has joined a group twice is no peer of itself.
+func TestOwnEntries(t *testing.T) {
+	for name, procs := range map[string]Processes{"namespace known": proc.FS{}, "namespace unknown": nameless{}} {
+		t.Run(name, func(t *testing.T) {
+			root := testRoot(t)
+			publish(t, open(t, Options{Root: root, Processes: procs}), "a")
+			peers, _, err := open(t, Options{Root: root, Processes: procs}).Scan()
+			if err != nil || len(peers) != 0 {
+				t.Errorf("%d peers, %v, want none", len(peers), err)
+			}
+		})
 	}
 }

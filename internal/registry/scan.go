@@ -280,10 +280,12 @@ func (r *Registry) note(f Refusal) {
 	}
 }
 
-// isSelf reports whether this process owns the entry, through another Registry.
+// isSelf reports whether this process owns the entry, through another Registry. Unlike
+// sameNS it need not know the namespace.
 func (p *Peer) isSelf() bool {
-	self := p.look.self
-	return p.sameNS && p.hdr.owner.PID == self.PID && p.hdr.owner.StartTicks == self.StartTicks
+	h, self := &p.hdr, p.look.self
+	return h.owner.PID == self.PID && h.owner.StartTicks == self.StartTicks &&
+		h.bootIDHash == self.BootIDHash && h.pidNamespace == self.PIDNamespace
 }
 
 // recheck looks at an open peer's file again.

@@ -48,7 +48,7 @@ func TestTruncatedWhileMapped(t *testing.T) {
 	if err := e.Beat(1); !errors.Is(err, shm.ErrTruncated) {
 		t.Errorf("beat: %v", err)
 	}
-	if err := e.FreeLane(0); !errors.Is(err, shm.ErrTruncated) {
+	if err := e.freeLane(0); !errors.Is(err, shm.ErrTruncated) {
 		t.Errorf("free lane: %v", err)
 	}
 	e.Off()

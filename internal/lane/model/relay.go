@@ -315,7 +315,7 @@ func (r *rx) found() {
 	}
 }
 
-// sweep mirrors registry.Entry.SweepClaims and FreeLane: a claim whose claimer
+// sweep mirrors registry.Entry.SweepClaims and freeLane: a claim whose claimer
 // has left the lock behind is undone.
 func (r *rx) sweep() {
 	r.lock(0xff)
