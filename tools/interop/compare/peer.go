@@ -44,11 +44,16 @@ func servePeer(bytes, device string) error {
 	if p.addr, err = e.RegisterBytes(buf); err != nil {
 		return err
 	}
+	return answerAll(message{Name: e.Name(), Addr: p.addr}, p.answer)
+}
+
+// answerAll says hello, and then answers each line.
+func answerAll(hello message, answer func(line []byte) ([]float64, error)) error {
 	out := json.NewEncoder(os.Stdout)
-	out.Encode(message{Name: e.Name(), Addr: p.addr})
+	out.Encode(hello)
 	in := bufio.NewScanner(os.Stdin)
 	for in.Scan() {
-		times, err := p.answer(in.Bytes())
+		times, err := answer(in.Bytes())
 		if err != nil {
 			return err
 		}
@@ -98,10 +103,8 @@ func (p *peer) writes(ctx context.Context, reqs []railhop.Request, repeat int) (
 		start := time.Now()
 		if r := reqs[0]; len(reqs) == 1 {
 			err = p.engine.Write(ctx, r.Target, r.Source, r.TargetAddr, r.Length)
-		} else if err = b.Submit(reqs); err == nil {
-			if err = b.Wait(ctx); err == nil {
-				err = b.Reset()
-			}
+		} else if err = b.Transfer(ctx, reqs); err == nil {
+			err = b.Reset()
 		}
 		if err != nil {
 			return nil, err
