@@ -210,7 +210,7 @@ func (p *Path) died(l *link, now time.Duration) {
 	l.dials++
 	l.retryAt = l.nic.set.Trouble(l.path).Until
 	if l.n > 0 && p.hasOther(l.head, l, now) {
-		l.pausedUntil = now + p.opts.RailPause
+		p.pause(l, p.slices[l.head].req.target, now)
 	}
 	all := l.take()
 	for all.n > 0 {

@@ -234,6 +234,7 @@ func (p *Path) Submit(w *Work) error {
 	}
 	now := p.opts.Now()
 	t := p.target(w.Target)
+	p.look(t, now)
 	location, err := p.cut(w.Target, w.Local, w.Remote, w.Length)
 	fetch := err != nil && isTargetError(err) && p.demand(t, now)
 	if err != nil && !fetch {

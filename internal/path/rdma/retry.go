@@ -92,7 +92,11 @@ func (p *Path) completed(n *local, c nic.Completion, now time.Duration) {
 	if c.Status == nic.StatusSuccess {
 		n.fails = 0
 		l.dials, l.losses, l.cause = 0, 0, nil
-		s.req.target.lost = false
+		t := s.req.target
+		t.lost = false
+		if t.missed == l {
+			t.missed = nil
+		}
 		l.bytes.Add(s.length)
 		l.ops.Add(1)
 		p.end(i, s.length, nil)
@@ -115,7 +119,7 @@ func (p *Path) completed(n *local, c nic.Completion, now time.Duration) {
 		if p.fail(l, ep, cause, now) && !refusal(c.Status) {
 			l.losses++
 			if p.hasOther(i, l, now) || l.losses >= p.opts.RetryCount {
-				l.pausedUntil = now + p.opts.RailPause
+				p.pause(l, s.req.target, now)
 			}
 		}
 	}

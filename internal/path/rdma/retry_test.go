@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -117,6 +119,49 @@ func TestPausedLinkComesBack(t *testing.T) {
 	r.finish(false, r.submit(m, 100))
 	if n := ops(); n != [2]uint64{1, 2} {
 		t.Errorf("operations by peer NIC %v after its pause", n)
+	}
+}
+
+// A target that no longer publishes the NIC of a link that failed is asked again, after
+// the pause and then more and more rarely, until the link works.
+func TestPausedLinkIsLookedFor(t *testing.T) {
+	r := newRig(t, 1, func(o *Options, _ *endpoint.Options) { o.RailPause = 3 * time.Second })
+	m := r.peer("b:1", 2)
+	m.first = 1
+	both := m.nics
+	r.failN("", 1, nic.StatusRetryExceeded)
+	r.finish(false, r.submit(m, 100))
+	m.nics = both[1:] // what the target publishes meanwhile
+	start, fetches := r.now(), m.fetches.Load()
+	tick := func() {
+		r.clock.Add(int64(time.Second))
+		r.finish(false, r.submit(m, 100))
+		for r.path.targets[m].fetching {
+			r.path.Step(r.now())
+			runtime.Gosched()
+		}
+	}
+	var at []time.Duration
+	for r.now() < start+100*time.Second {
+		tick()
+		if n := m.fetches.Load(); n > fetches {
+			at, fetches = append(at, (r.now()-start).Round(time.Second)), n
+		}
+	}
+	if want := []time.Duration{3 * time.Second, 9 * time.Second, 21 * time.Second, 45 * time.Second, 69 * time.Second, 93 * time.Second}; !slices.Equal(at, want) {
+		t.Errorf("fetched after %v, want %v", at, want)
+	}
+	m.nics = both
+	for range 100 {
+		tick()
+	}
+	if n := m.fetches.Load(); n != fetches {
+		t.Errorf("fetched %d times more once the link works", n-fetches)
+	}
+	for _, l := range r.path.Stats().Links {
+		if l.Peer == both[0] && l.Ops == 0 {
+			t.Errorf("%+v: not used again", l)
+		}
 	}
 }
 

@@ -26,7 +26,16 @@ type target struct {
 
 	lost   bool // the last slice was given up for want of a link that works
 	lostAt time.Duration
+
+	// After a pause the descriptor is fetched again, for the target publishes no NIC of
+	// its own that is down, and tells nobody when it is back.
+	missed *link         // the last that was paused; nil once it works again
+	lookAt time.Duration // when the next fetch for it is due
+	looks  int           // so far
 }
+
+// mostLooks bounds how often the time between two looks doubles.
+const mostLooks = 3
 
 // letter is a goroutine's result.
 type letter struct {
@@ -94,6 +103,22 @@ func (p *Path) demand(t *target, now time.Duration) bool {
 		p.fetch(t, now, pause)
 	}
 	return true
+}
+
+// pause leaves a link alone for a while: others serve the target.
+func (p *Path) pause(l *link, t *target, now time.Duration) {
+	l.pausedUntil = now + p.opts.RailPause
+	t.missed, t.lookAt, t.looks = l, l.pausedUntil, 0
+}
+
+// look fetches a target's descriptor, with nothing waiting for it, if a link that was
+// paused may be served again.
+func (p *Path) look(t *target, now time.Duration) {
+	if t.missed == nil || now < t.lookAt || !p.refetch(t, now) {
+		return
+	}
+	t.looks = min(t.looks+1, mostLooks)
+	t.lookAt = now + p.opts.RailPause<<t.looks
 }
 
 func (p *Path) fetch(t *target, now, pause time.Duration) {
