@@ -43,7 +43,7 @@ rxe_more = './internal/path/rdma=OverNICs$$' '.=$(rxe_engine)' './internal/fault
 rxe_suites = $(rxe_nic) $(rxe_more)
 rxe_interop = '.=^TestInteropRXE'
 
-.PHONY: interop-rxe test-rxe test-rxe-full lib wheel interop conformance callers soak compare bench-rxe help setup build demo test lint race fuzz model sim kill rolling leaks bugs bench bench-gpu clean
+.PHONY: interop-rxe test-rxe test-rxe-full lib wheel interop conformance callers soak compare bench-rxe help setup build demo test lint race fuzz model sim kill kill-rxe rolling leaks bugs bench bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -146,6 +146,13 @@ sim: ## run SEEDS (20000) seeds of the simulation, from FROM; TRACE=1 prints wha
 
 kill: ## ROUNDS (2000) deaths and stops of processes of TOUCH (1024) MiB under streams of writes
 	go test -count=1 -timeout 0 -run '^TestKill$$' -v ./internal/faulttest -args -rounds $(ROUNDS) -touch $(TOUCH) $(if $(WIRE),-wire)
+
+kill-rxe: ROUNDS = 100
+kill-rxe: TOUCH = 64
+kill-rxe: setup ## the same on Soft-RoCE devices, in a machine that is emulated: ROUNDS (100) of about 10 s, TOUCH (64)
+	@tools/rxe-vm/rxe-vm --setup; mkdir -p .cache/tmp; go test -c -vet=off -o .cache/tmp/kill.test ./internal/faulttest
+	cd internal/faulttest; ../../tools/rxe-vm/rxe-vm -n 2 -m 4096 -t $$((300 + 60 * $(ROUNDS))) ../../.cache/tmp/kill.test -test.timeout 0 \
+		-test.run '^TestRXEKill$$' -test.v -rounds $(ROUNDS) -touch $(TOUCH) $(if $(WIRE),-wire)
 
 rolling: ## restart all ranks in turn, ROUNDS (2000) times, under streams of writes
 	go test -count=1 -timeout 0 -run '^TestRolling$$' -v ./internal/faulttest -args -rolls $(ROUNDS)

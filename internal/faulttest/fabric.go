@@ -16,11 +16,13 @@ import (
 type FabricOptions struct {
 	Senders, Relays, Targets int
 	Touch                    uint64 // bytes that each process uses
+	Slot                     uint64 // bytes of the longest write; zero means 128 KiB
+	Depth                    int    // writes of a sender at once; zero means 3
 	Set                      Settings
 	Bug                      Bug           // of the senders
 	Limit                    time.Duration // of each write; zero means patience
-	// Wire keeps bytes on their way to the first target, the only one, while a
-	// relay dies. That target is not killed.
+	// Wire keeps bytes on their way to the first target, the only one, while the
+	// relay dies, which is the only one. That target is not killed.
 	Wire bool
 }
 
@@ -32,7 +34,7 @@ type Fabric struct {
 	Senders, Relays, Targets []*Process
 
 	o       FabricOptions
-	wire    *Wire
+	wire    fabricWire // nil if there is none
 	id      int32
 	sockets []string
 	opened  int
@@ -49,14 +51,15 @@ type Tally struct {
 // most of it is watched.
 const (
 	ringSlots = 64
-	slotSize  = 128 << 10
-	depth     = 3
+	slotSize  = 128 << 10 // if nothing else is said
+	depth     = 3         // likewise
 )
 
 // NewFabric starts the processes and their streams.
 func NewFabric(t testing.TB, o FabricOptions) *Fabric {
 	t.Helper()
 	o.Senders, o.Relays, o.Targets = max(o.Senders, 1), max(o.Relays, 1), max(o.Targets, 1)
+	o.Slot, o.Depth = cmp.Or(o.Slot, slotSize), cmp.Or(o.Depth, depth)
 	root, err := os.MkdirTemp("/dev/shm", "railhop-test-")
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +73,7 @@ func NewFabric(t testing.TB, o FabricOptions) *Fabric {
 		f.StartTarget(i)
 	}
 	if o.Wire {
-		f.wire = NewWire(t, f.Targets[0].NIC)
+		f.wire = newFabricWire(t, f.Targets[0])
 	}
 	for i := range f.Relays {
 		f.StartRelay(i)
@@ -99,9 +102,10 @@ func (f *Fabric) options(nic, gpu string, pxn bool) Options {
 
 // StartRelay starts a relay on rail m1.
 func (f *Fabric) StartRelay(i int) {
-	o := f.options(fmt.Sprintf("m1=127.%d.2.%d", f.id+20, i+1), fmt.Sprintf("0000:b%d:00.0", i), true)
-	if f.wire != nil {
-		o.Wire = f.wire.Addr()
+	// Of the senders' host, so that real devices other than the targets' play it.
+	o := f.options(fmt.Sprintf("m1=127.%d.1.%d", f.id+20, i+101), fmt.Sprintf("0000:b%d:00.0", i), true)
+	if w, ok := f.wire.(*Wire); ok {
+		o.Wire = w.Addr()
 	}
 	f.Relays[i] = Start(f.T, fmt.Sprintf("relay %d", i), o)
 }
@@ -113,7 +117,7 @@ func (f *Fabric) StartTarget(i int) {
 	p := Start(f.T, fmt.Sprintf("target %d", i),
 		f.options(fmt.Sprintf("m1=127.%d.3.%d", f.id+20, i+1), fmt.Sprintf("0000:c%d:00.0", i), false))
 	f.Targets[i], f.sockets[i] = p, filepath.Join(f.Registry, fmt.Sprintf("sink.%d", f.opened))
-	p.Do(command{Op: "sink", Name: f.sockets[i], Slots: ringSlots, Size: slotSize, Rings: 2 * f.o.Senders})
+	p.Do(command{Op: "sink", Name: f.sockets[i], Slots: ringSlots, Size: f.o.Slot, Rings: 2 * f.o.Senders})
 }
 
 // StartSender starts a sender on rail m0, and its stream.
@@ -132,7 +136,7 @@ func (f *Fabric) Stream(sender int) {
 	f.T.Helper()
 	i := f.target(sender)
 	f.Senders[sender].Do(command{
-		Op: "stream", Name: f.Targets[i].Name, Socket: f.sockets[i], Depth: depth, Seed: uint64(f.opened)<<32 | uint64(sender),
+		Op: "stream", Name: f.Targets[i].Name, Socket: f.sockets[i], Depth: f.o.Depth, Seed: uint64(f.opened)<<32 | uint64(sender),
 		Limit: int(cmp.Or(f.o.Limit, patience).Milliseconds()),
 	})
 }

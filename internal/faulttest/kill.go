@@ -144,9 +144,8 @@ func (f *Fabric) relayDies(r *Report, p *Process) {
 		s.Do(command{Op: "mark"})
 	}
 	if f.wire != nil {
-		f.wire.Hold(0)
-		defer f.wire.Release()
-		time.Sleep(time.Millisecond)
+		f.wire.hold()
+		defer f.wire.release()
 	}
 	at := now()
 	p.Kill()

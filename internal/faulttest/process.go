@@ -14,8 +14,9 @@ import (
 	"time"
 )
 
-// Patience bounds everything that a test waits for.
-const Patience = 15 * time.Second
+// Patience bounds everything that a test waits for: long enough for machines that are
+// emulated.
+const Patience = time.Minute
 
 // Process is a child of the test.
 type Process struct {

@@ -1,9 +1,7 @@
 package faulttest
 
 import (
-	"os/exec"
-	"regexp"
-	"strings"
+	"cmp"
 	"testing"
 	"time"
 
@@ -22,27 +20,14 @@ func TestRXERelayKilled(t *testing.T) {
 	if len(devices) < 3 {
 		t.Skipf("it wants 3 RDMA devices, and there are %d: make test-rxe plays them", len(devices))
 	}
-	wire := "net" + strings.TrimPrefix(devices[1], "rxe")
-	tc := func(args ...string) string {
-		t.Helper()
-		out, err := exec.Command("tc", args...).CombinedOutput()
-		if err != nil {
-			t.Fatalf("tc %v: %v: %s", args, err, out)
-		}
-		return string(out)
-	}
 	kill := func(t *testing.T, bug Bug) *Node {
 		patient := Settings{"MC_PXN_CREDIT_TIMEOUT_MS": "20000", "MC_PXN_HEARTBEAT_TIMEOUT_MS": "20000"}
 		n := NewNode(t, size, Options{Set: patient}, Options{Set: patient, Bug: bug})
 		n.Warm()
-		tc("qdisc", "add", "dev", wire, "root", "netem", "delay", slow.String(), "limit", "100000")
-		t.Cleanup(func() { tc("qdisc", "del", "dev", wire, "root") })
+		wire := NewNetem(t, devices[1])
+		wire.Delay(slow)
 		write := n.Begin(Patience)
-		for end := time.Now().Add(Patience); !waits.MatchString(tc("-s", "qdisc", "show", "dev", wire)); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal("the relay posts nothing")
-			}
-		}
+		wire.AwaitHeld()
 		n.Relay.Kill()
 		n.Complete(write)
 		n.Target.Reuse(n.Dst, n.Size, Written, Reused)
@@ -66,5 +51,16 @@ func TestRXERelayKilled(t *testing.T) {
 	})
 }
 
-// waits is what tc says of a queue with at least one data packet in it.
-var waits = regexp.MustCompile(`backlog [1-9][0-9]*(b|Kb|Mb) [1-9]`)
+// TestRXEKill is TestKill and TestKillSees on real queue pairs. Their machine is slow,
+// and so their writes are small.
+func TestRXEKill(t *testing.T) {
+	if n := len(testkit.RealDevices()); n < 2 {
+		t.Skipf("it wants 2 RDMA devices, and there are %d: make kill-rxe plays them", n)
+	}
+	if testing.Short() {
+		t.Skip("takes ten seconds a round: make kill-rxe and make test-rxe-full do it")
+	}
+	small := cmp.Or(*slot, 16)
+	t.Run("without the fence", func(t *testing.T) { seeing(t, small) })
+	t.Run("rounds", func(t *testing.T) { killing(t, 20, small, *wire) })
+}
