@@ -104,6 +104,14 @@ func (s *Sender) Reap() (seq uint64, status xfer.Code, ok bool) {
 	return seq, status, true
 }
 
+// Torn reports whether the relay says that it has completed the oldest piece in flight,
+// and the completion is not there: somebody else writes to the lane, and it may never be.
+func (s *Sender) Torn() bool {
+	seq := s.reaped + 1
+	// In this order: the relay stores the completion first.
+	return seq < s.next && s.mem.Load(Word{Completed, 0}) >= seq && s.mem.Load(Word{DoneCommit, uint8(s.g.Slot(seq))}) != seq
+}
+
 // Attach tells the owner that the arena is mapped, or is about to be.
 func (s *Sender) Attach() { s.mem.Store(Word{Attached, 0}, 1) }
 

@@ -228,6 +228,9 @@ func (c *conn) look(now time.Duration) {
 		}
 	}
 	suspected, why := c.claim.Peer.Suspected(now)
+	if !suspected && c.tx.Torn() {
+		suspected, why = true, xfer.RelaySuspected
+	}
 	c.suspected = suspected
 	if suspected {
 		c.quarantine(why, nil)

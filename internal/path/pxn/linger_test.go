@@ -1,6 +1,7 @@
 package pxn
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -67,5 +68,33 @@ func TestLingerer(t *testing.T) {
 	}
 	if d := r.path.Arm(2 * time.Second); d != 0 {
 		t.Errorf("the pump sleeps for %v with nothing under way, want 0, for ever", d)
+	}
+}
+
+// TestScribbledCompletion has somebody write over a completion before it is taken. The
+// piece goes direct once the target has closed the relay's way.
+func TestScribbledCompletion(t *testing.T) {
+	r, o := newRig(t), &owner{}
+	direct, fenced := 0, make(chan uint64, 1)
+	r.path.opts.Direct = func(Item, xfer.Reason) error { direct++; return nil }
+	r.path.opts.Fence = func(_ context.Context, _ *Target, epoch uint64) error { fenced <- epoch; return nil }
+	it := &Item{Span: xfer.Span{Source: 1 << 30, Dest: 1 << 20, Length: rigSlot}, Owner: o, Target: &Target{Session: []byte("node-b:1"), Fences: true}}
+	if why := r.path.Submit(time.Second, "m1", it); why != xfer.NoReason {
+		t.Fatal(why)
+	}
+	for now, deadline := time.Second, time.Now().Add(10*time.Second); o.closed == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the share does not end; %d went direct", direct)
+		}
+		now += time.Millisecond
+		r.path.Step(now)
+		if len(r.gpu.given) > 0 && r.mem.Load(lane.Word{Kind: lane.Completed}) == 0 {
+			r.lands(t, 1, 1)
+			r.mem.Store(lane.Word{Kind: lane.DoneCommit}, 99)
+			r.rx.Flush()
+		}
+	}
+	if direct != 1 || len(fenced) != 1 {
+		t.Errorf("%d shares went direct after %d fences, want 1 and 1", direct, len(fenced))
 	}
 }
