@@ -42,6 +42,7 @@ struct railhop_pieces {
 };
 int railhop_transfer(uint64_t engine, int opcode, const char *target, const struct railhop_pieces *pieces,
                      const char *const *note, char **why);
+/* Behind what a CUstream was given so far; 0 is the calling thread's own default stream, 1 the legacy one. */
 int railhop_transfer_on(uint64_t engine, uint64_t stream, int opcode, const char *target,
                         const struct railhop_pieces *pieces, char **why);
 

@@ -321,6 +321,10 @@ struct transfer {
     PyObject *target, *local, *remote, *lengths, *opcode, *notify, *stream, *hint;
 };
 
+/* CUDA's default stream, by the handle that means it in every thread. The library takes 0 for that of the
+   calling thread, Mooncake and PyTorch for this one. */
+#define LEGACY_STREAM 1
+
 /* What is done with them. */
 enum action { BLOCK, SUBMIT, ON_STREAM };
 
@@ -389,11 +393,12 @@ static PyObject *transfer_many(Engine *self, const struct transfer *t, enum acti
 static PyObject *transfer(PyObject *o, const struct transfer *t, enum action action, int op, bool many) {
     const char *target, *hint;
     char *note[2] = {NULL, NULL};
-    uint64_t stream = 0;
+    uint64_t stream = LEGACY_STREAM;
     if (!to_text(t->target, &target)) return NULL;
     if (t->hint != NULL && !to_text(t->hint, &hint)) return NULL; /* it says nothing to us */
     if (t->opcode != NULL && !to_opcode(t->opcode, &op)) return NULL;
     if (t->stream != NULL && !to_number(t->stream, &stream)) return NULL;
+    if (stream == 0) stream = LEGACY_STREAM;
     if (t->notify != NULL && !to_notify(t->notify, note)) return NULL;
     PyObject *rc = (many ? transfer_many : transfer_one)((Engine *)o, t, action, op, target, note, stream);
     free(note[0]);

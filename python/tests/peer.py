@@ -1,8 +1,10 @@
 """The process behind rig.Peer."""
 
+import hashlib
 import os
 import sys
 
+import cuda
 from rig import Memory, engine as start
 
 engine = start()
