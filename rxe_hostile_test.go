@@ -77,7 +77,6 @@ func TestRXEHostileHandshakes(t *testing.T) {
 		{"no GID, and nobody to ask for it", func(h *wire.HandShake) { h.LocalGID = "" }},
 		{"not a GID", func(h *wire.HandShake) { h.LocalGID = strings.Repeat("ff:", 4000) }},
 		{"a GID that routes nowhere", func(h *wire.HandShake) { h.LocalGID = "00" + strings.Repeat(":00", 15) }},
-		{"a multicast GID", func(h *wire.HandShake) { h.LocalGID = "ff" + strings.Repeat(":02", 15) }},
 		{"no path of its own", func(h *wire.HandShake) { h.LocalNICPath = "" }},
 		{"no path of ours", func(h *wire.HandShake) { h.PeerNICPath = "" }},
 		{"no device", func(h *wire.HandShake) { h.PeerNICPath = b.Name() + "@" }},
@@ -86,7 +85,7 @@ func TestRXEHostileHandshakes(t *testing.T) {
 		{"ready, and never heard of", func(h *wire.HandShake) { h.ReadyAck = &yes }},
 		{"a path that is too long", func(h *wire.HandShake) { h.PeerNICPath = strings.Repeat("x", 500<<10) }},
 	} {
-		for i := range 20 {
+		for i := range 5 {
 			h := good
 			h.LocalNICPath = fmt.Sprintf("127.0.0.1:%d@%s", 1+i, strings.ReplaceAll(tc.name, " ", "_"))
 			tc.spoil(&h)
@@ -108,7 +107,11 @@ func TestRXEHostileHandshakes(t *testing.T) {
 
 	// Bytes of a valid message, some of them others. What is still valid is let in.
 	rnd := rand.New(rand.NewPCG(6, 11))
-	for i := range 400 {
+	lies := 1000
+	if testing.Short() {
+		lies = 200
+	}
+	for i := range lies {
 		h := good
 		h.LocalNICPath = fmt.Sprintf("127.0.0.1:%d@fuzz", 1+i%50)
 		body := wire.AppendHandShake(nil, &h)

@@ -105,7 +105,7 @@ func rdmaTable() []variable {
 		}),
 		integer("MC_RETRY_CNT", func(e *Env) *int { return &e.RDMA.RetryCount }, "9", 1, 127, "attempts for each slice"),
 		seconds("MC_SLICE_TIMEOUT", func(e *Env) *time.Duration { return &e.RDMA.SliceTimeout }, "-1", 1, 65535, "after which a slice that has not completed makes its task TIMEOUT; -1 is never"),
-		seconds("MC_RDMA_RAIL_PAUSE_SECONDS", func(e *Env) *time.Duration { return &e.RDMA.RailPause }, "30", 1, 3599, "how long a rail that failed is avoided"),
+		seconds("MC_RDMA_RAIL_PAUSE_SECONDS", func(e *Env) *time.Duration { return &e.RDMA.RailPause }, "30", 1, 3599, "how long a rail that failed is avoided, and a NIC after its port has come up again"),
 		milliseconds("MC_CONN_PAUSE_TTL_MS", func(e *Env) *time.Duration { return &e.RDMA.ConnPause }, "0", 0, 600000, "how long a peer is not dialled after a connection to it was torn down; 0 is off"),
 		integer("MC_MAX_MR_SIZE", func(e *Env) *int { return &e.RDMA.MaxMRSize }, "1099511627776", 1, 1<<63-1, "bytes of the largest memory region; longer buffers are cut"),
 		oneOf("MC_ENABLE_PARALLEL_REG_MR", func(e *Env) *int { return &e.RDMA.ParallelRegMR }, "-1", "register memory with all NICs at once: 1 always, 0 never, -1 with more than one NIC and touched memory", -1, 0, 1),

@@ -107,7 +107,7 @@ type Options struct {
 	RetryCount int           // attempts a slice; 0 means 9
 	DialCount  int           // failed dials in a row after which a peer NIC counts as out of reach; 0 means 3
 	RailPause  time.Duration // of a link that failed where there are others; 0 means 30 s
-	Quarantine time.Duration // of a NIC that failed; 0 means 30 s
+	Quarantine time.Duration // of a NIC that failed; 0 means RailPause
 	FetchEvery time.Duration // least time between two fetches of a descriptor; 0 means 100 ms
 
 	// Health is called on the pump when a NIC becomes inactive or active again.
@@ -123,7 +123,7 @@ func (o Options) withDefaults() Options {
 	o.RetryCount = cmp.Or(o.RetryCount, 9)
 	o.DialCount = cmp.Or(o.DialCount, 3)
 	o.RailPause = cmp.Or(o.RailPause, 30*time.Second)
-	o.Quarantine = cmp.Or(o.Quarantine, 30*time.Second)
+	o.Quarantine = cmp.Or(o.Quarantine, o.RailPause)
 	o.FetchEvery = cmp.Or(o.FetchEvery, 100*time.Millisecond)
 	if o.RailOf == nil {
 		o.RailOf = func(device string) string { return device }
