@@ -331,7 +331,7 @@ func (e *Engine) joinRank(bus string) {
 			e.stayOff(h.why, "gpu", bus, "err", err)
 			return
 		}
-		o := rankOptions{env: e.cfg.Settings, bus: bus, server: e.local.Desc().ServerName(), root: e.cfg.Registry, dialer: e.dialer, deathOK: true, hooks: e.cfg.Hooks}
+		o := rankOptions{env: e.cfg.Settings, bus: bus, root: e.cfg.Registry, dialer: e.dialer, deathOK: true, hooks: e.cfg.Hooks}
 		var names []string
 		for _, d := range near {
 			names = append(names, d.Attr().Name)

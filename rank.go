@@ -67,6 +67,7 @@ type rank struct {
 	beats  context.CancelFunc // ends the goroutine that beats; nil if there is none
 	report reporter
 
+	relays  sync.Map // by epoch, of relays that were claimed: how many rails they have
 	fenceMu sync.Mutex
 	fences  []*pxn.Fence // free ones
 	// fenceless: the rank is closed, and nobody takes a fence any more
@@ -81,7 +82,6 @@ type rankOptions struct {
 	bus     string
 	nics    []*device // those near the GPU, in the order of rails
 	rails   []string
-	server  string // the engine's segment name
 	root    string // of the registry
 	deathOK bool   // the NICs' work dies with its process
 	dialer  remoteDialer
@@ -191,7 +191,7 @@ func (r *rank) openRelay(o rankOptions) error {
 	for i, n := range r.nics {
 		so := setOptions(o.env, r.host)
 		so.NIC = &endpoint.NIC{Name: n.Attr().Name, Rail: r.rails[i], Index: i, Device: n.Device, PD: n.pd}
-		so.Server, so.Dialer, so.RelayEpoch, so.Log = o.server, o.dialer, r.entry.Epoch(), r.log
+		so.Path, so.Dialer, so.RelayEpoch, so.Log = relayPath(r.entry.Epoch(), i), o.dialer, r.entry.Epoch(), r.log
 		set, err := endpoint.NewSet(so)
 		if err != nil {
 			return err
@@ -221,7 +221,7 @@ func (r *rank) openPath(o rankOptions) {
 		Fence: func(ctx context.Context, t *pxn.Target, epoch uint64) error {
 			session := string(t.Session)
 			return o.hooks.fence(session, epoch, func() error {
-				return t.Ref.(*target).engine.dialer.fence(ctx, session, epoch)
+				return r.fenceRelay(ctx, t.Ref.(*target), session, epoch)
 			})
 		},
 	})

@@ -40,6 +40,7 @@ func (r *rank) find(_ context.Context, rail string, held func(uint64) bool) (*px
 		if held(p.Epoch()) {
 			return &pxn.Claim{Peer: pr, Held: true, Rails: rails}, xfer.NoReason, nil
 		}
+		r.relays.Store(p.Epoch(), len(p.Rails()))
 		n, err := p.Claim(r.entry.Identity(), r.entry.Epoch())
 		switch {
 		case err == nil:

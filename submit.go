@@ -217,6 +217,7 @@ func (e *Engine) relay(now time.Duration, t *ledger.Task, to *target, s *submiss
 	}
 	d := to.remote.Desc()
 	to.relay.Fences = d.FenceVersion >= 1 // a restarted target may be another build
+	to.relay.Handshakes = !to.relay.Fences && fencedByHandshake(d.SegmentDesc)
 	facts := plan.Task{Op: t.Req.Op, Length: t.Req.Length, Session: len(d.Name), Source: e.sourceOf(bus, &t.Req)}
 	var rails [16]string
 	if facts.Source == plan.OwnGPU && facts.Op == Write {

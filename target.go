@@ -2,8 +2,6 @@ package railhop
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -43,19 +41,6 @@ func location(ordinal int) string { return "cuda:" + strconv.Itoa(ordinal) }
 
 // remoteDialer asks peers.
 type remoteDialer struct{ handshake.Asker }
-
-// fence asks a target to close a relay's queue pairs. A target that refuses the
-// connection has no engine any more: it closed its queue pairs before it closed
-// its port.
-func (d remoteDialer) fence(ctx context.Context, session string, epoch uint64) error {
-	var nonce [8]byte
-	rand.Read(nonce[:])
-	_, err := d.Fence(ctx, session, wire.FenceRequest{Epoch: epoch, Nonce: hex.EncodeToString(nonce[:])})
-	if handshake.Refused(err) {
-		return nil
-	}
-	return err
-}
 
 // fenceTime is how long a fence may take. Who asks has given up by then, and asks again.
 const fenceTime = time.Minute
@@ -215,7 +200,7 @@ func (e *Engine) target(id xfer.SegmentID) *target {
 	}
 	t := &target{engine: e, remote: r, named: railNames{log: e.log}}
 	d := r.Desc()
-	t.relay = &pxn.Target{Session: []byte(d.Name), Fences: d.FenceVersion >= 1, Ref: t}
+	t.relay = &pxn.Target{Session: []byte(d.Name), Fences: d.FenceVersion >= 1, Handshakes: fencedByHandshake(d.SegmentDesc), Ref: t}
 	for len(e.targets) <= i {
 		e.targets = append(e.targets, nil)
 	}

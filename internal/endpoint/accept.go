@@ -179,7 +179,7 @@ func (e *Endpoint) accept(hs wire.HandShake, ack bool, gid nic.GID, lid uint16, 
 	n := len(hs.QPNum)
 	if n == 0 || n > maxQPs || (len(e.qps) > 0 && len(e.qps) < n) {
 		// Both sides dial with different counts: the smaller one wins.
-		return refuse(countMismatch)
+		return refuse(CountMismatch)
 	}
 	if unknown != nil {
 		return refuse(unusable(unknown))
@@ -218,7 +218,7 @@ func unusable(unknown error) string {
 	if unknown != nil {
 		return unknown.Error()
 	}
-	return countMismatch
+	return CountMismatch
 }
 
 // acknowledged takes a ready ACK. e.mu is held.

@@ -14,7 +14,8 @@ import (
 // errMoot ends a dial that is not needed any more.
 var errMoot = errors.New("endpoint: connected by the peer")
 
-const countMismatch = "QP count mismatch in peer and local endpoints, check MC_MAX_EP_PER_CTX"
+// CountMismatch refuses a handshake with another number of queue pairs, in Mooncake's words.
+const CountMismatch = "QP count mismatch in peer and local endpoints, check MC_MAX_EP_PER_CTX"
 
 // startDial begins to connect e from this side. s.mu is held.
 func (s *Set) startDial(e *Endpoint) {

@@ -165,7 +165,7 @@ func TestQPCountIsLearnt(t *testing.T) {
 		}
 		asked = append(asked, len(hs.QPNum))
 		if len(hs.QPNum) != 4 {
-			r.ReplyMsg = countMismatch
+			r.ReplyMsg = CountMismatch
 		}
 		return r
 	})

@@ -45,6 +45,7 @@ func NewGate(n int) *Gate { return &Gate{slots: make(chan struct{}, max(n, 1))} 
 type Options struct {
 	NIC    *NIC
 	Server string // first part of the own NIC path
+	Path   string // the own NIC path, if it is not that of Server and NIC
 	Dialer Dialer
 	// Lookup finds a peer NIC that sends no GID. Nil means it cannot be found.
 	Lookup func(ctx context.Context, path string) (nic.GID, uint16, error)

@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -70,7 +71,7 @@ func NewSet(opts Options) (*Set, error) {
 	}
 	return &Set{
 		opts:    opts,
-		path:    wire.NICPath(opts.Server, opts.NIC.Name),
+		path:    cmp.Or(opts.Path, wire.NICPath(opts.Server, opts.NIC.Name)),
 		cq:      cq,
 		closing: make(chan struct{}),
 		store:   store{byKey: make(map[key]*Endpoint), fifo: opts.FIFO},

@@ -28,7 +28,7 @@ const (
 
 // fence asks the target, off the pump, to close the relay's queue pairs.
 func (c *conn) fence(now time.Duration, t *Target) {
-	if !t.Fences {
+	if !t.Fences && !t.Handshakes {
 		return
 	}
 	f := c.fences[t]

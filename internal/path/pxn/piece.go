@@ -84,6 +84,8 @@ type Target struct {
 	Session []byte
 	// Fences says that the target offers the fence of pxn.md 8.3.
 	Fences bool
+	// Handshakes says that handshakes may do instead, once a piece was claimed.
+	Handshakes bool
 	// Ref is for whoever made the target.
 	Ref any
 }
