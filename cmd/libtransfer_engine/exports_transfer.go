@@ -65,15 +65,17 @@ func railhopGoFinish(id C.uint64_t, batches *C.uint64_t, n C.size_t, why **C.cha
 
 //export railhopGoCheck
 func railhopGoCheck(id, batch C.uint64_t, why **C.char) C.int {
-	var done bool
+	var s railhop.Status
 	rc := call(id, why, func(e *capi.Engine) (err error) {
-		done, err = e.Check(uint64(batch))
+		s, err = e.Check(uint64(batch))
 		return err
 	})
 	switch {
+	case rc != 0 && s == railhop.Timeout:
+		return -2
 	case rc != 0:
 		return -1
-	case done:
+	case s == railhop.Completed:
 		return 1
 	}
 	return 0

@@ -50,7 +50,7 @@ int railhop_transfer_on(uint64_t engine, uint64_t stream, int opcode, const char
 uint64_t railhop_start(uint64_t engine, int opcode, const char *target, const struct railhop_pieces *pieces,
                        char **why);
 int railhop_finish(uint64_t engine, const uint64_t *batches, size_t n, char **why);
-/* 1 done, 0 running, -1 failed. */
+/* 1 done, 0 running, -1 failed, -2 running for longer than MC_SLICE_TIMEOUT, which uses no number up. */
 int railhop_check(uint64_t engine, uint64_t batch, char **why);
 
 int railhop_probe(uint64_t engine, const char *peer, char **why);

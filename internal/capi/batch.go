@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/railhop/railhop"
@@ -17,14 +18,22 @@ type Batch struct {
 	target string // of batches that go to one
 	start  time.Time
 	bytes  uint64
+	late   atomic.Bool // it has been said that it is slow
 
 	mu       sync.Mutex
 	capacity int
-	seen     []bool // tasks whose end the caller has been told of
+	tasks    []task
 	unseen   int
 	failed   bool
 	notes    []note
 	telling  bool // notes are on their way
+}
+
+// task is a request of [Engine.Submit].
+type task struct {
+	seen  bool // its end: the caller has been told of it
+	start time.Time
+	bytes uint64
 }
 
 // note is a notification that is due when a batch is done.
@@ -92,24 +101,28 @@ func (b *Batch) submit(reqs []railhop.Request, n *railhop.Notification) error {
 		}
 		return err
 	}
-	b.seen = append(b.seen, make([]bool, len(reqs))...)
+	now := time.Now()
+	for i := range reqs {
+		b.tasks = append(b.tasks, task{start: now, bytes: reqs[i].Length})
+	}
 	b.unseen += len(reqs)
 	return nil
 }
 
 // Status returns the state of a request, in the order of submission. A notification that
 // is due is sent before the last request is called completed.
-func (e *Engine) Status(id uint64, task uint64) (railhop.Result, error) {
+func (e *Engine) Status(id, n uint64) (railhop.Result, error) {
 	b, err := e.library.batch(e, id)
 	if err != nil {
 		return railhop.Result{}, e.fail("batch status", err, "batch", id)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if task >= uint64(len(b.seen)) {
-		return railhop.Result{}, fmt.Errorf("capi: batch %d has no task %d, but %d: %w", id, task, len(b.seen), xfer.ErrInvalidArgument)
+	if n >= uint64(len(b.tasks)) {
+		return railhop.Result{}, fmt.Errorf("capi: batch %d has no task %d, but %d: %w", id, n, len(b.tasks), xfer.ErrInvalidArgument)
 	}
-	r, err := b.batch.Task(int(task))
+	t := &b.tasks[n]
+	r, err := b.batch.Task(int(n))
 	if err != nil {
 		return railhop.Result{}, err
 	}
@@ -120,13 +133,21 @@ func (e *Engine) Status(id uint64, task uint64) (railhop.Result, error) {
 		}
 	case railhop.Waiting, railhop.Pending:
 		r.Status = railhop.Waiting
+		if e.slow(t.start, t.bytes) {
+			r.Status = railhop.Timeout // for now: its end is still to come
+			_ = e.late(id, b)
+			return r, nil
+		}
 	case railhop.Timeout:
 	default:
 		r.Status = railhop.Failed
 	}
-	if r.Status.Done() && !b.seen[task] {
-		b.seen[task] = true
+	if r.Status.Done() && !t.seen {
+		t.seen = true
 		b.unseen--
+		if r.Status == railhop.Completed {
+			e.meter.add(time.Since(t.start), t.bytes)
+		}
 		b.failed = b.failed || r.Status != railhop.Completed
 		if b.failed && b.unseen == 0 {
 			e.fail("batch", b.batch.Wait(context.Background()), "batch", id)

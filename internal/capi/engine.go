@@ -26,6 +26,8 @@ type Engine struct {
 	engine *railhop.Engine // nil until it is known what it runs on
 	early  []railhop.Region
 	closed bool
+	byGPU  map[int][]config.Device // the NICs of each GPU, if they are given so
+	meter  *meter                  // nil unless MC_TE_METRIC asks for one
 
 	spare   spares
 	managed managed
@@ -46,6 +48,7 @@ func (e *Engine) close() error {
 	engine := e.engine
 	e.closed, e.engine = true, nil
 	e.mu.Unlock()
+	e.meter.close()
 	if engine == nil {
 		return nil
 	}
@@ -58,11 +61,16 @@ func (e *Engine) close() error {
 
 // fail notes why a call has failed, and says so once.
 func (e *Engine) fail(what string, err error, attrs ...any) error {
-	e.errMu.Lock()
-	e.lastErr = what + ": " + err.Error()
-	e.errMu.Unlock()
+	e.note(what, err)
 	e.log.Error(headline(what, err), append(attrs, "code", Code(err), "err", err)...)
 	return err
+}
+
+// note keeps why a call has failed.
+func (e *Engine) note(what string, err error) {
+	e.errMu.Lock()
+	defer e.errMu.Unlock()
+	e.lastErr = what + ": " + err.Error()
 }
 
 // openError is why a segment could not be opened.

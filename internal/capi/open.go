@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/railhop/railhop"
@@ -71,11 +73,16 @@ func (l *Library) Open(o Options) (id uint64, err error) {
 	for _, n := range devices.Notes {
 		e.log.Warn("device list: " + n)
 	}
-	e.cfg.Devices = names(devices.All)
+	e.cfg.Devices, e.byGPU = names(allOf(devices)), devices.ByGPU
 	if !o.Manual {
 		if _, err := e.start(o.Protocol); err != nil {
 			return 0, err
 		}
+	}
+	if env.Log.Metrics {
+		e.meter = newMeter(e.log, env.Log.MetricsInterval)
+	} else {
+		e.log.Info("Metrics reporting is disabled (set MC_TE_METRIC=1 to enable)")
 	}
 	id = l.engines.add(e)
 	return id, nil
@@ -102,10 +109,17 @@ func (e *Engine) start(protocol string) (*railhop.Engine, error) {
 	}
 	cfg := e.cfg
 	cfg.Protocol = protocol
-	engine, err := railhop.Open(cfg)
+	var engine *railhop.Engine
+	var err error
+	if cfg.Topology == nil && e.byGPU != nil {
+		cfg.Topology, err = topologyByGPU(cfg, e.byGPU)
+	}
+	if err == nil {
+		engine, err = railhop.Open(cfg)
+	}
 	if errors.Is(err, nic.ErrNoDevice) {
 		e.log.Warn("the device list names no NIC of this host: TCP is used instead", "devices", cfg.Devices, "err", err)
-		cfg.Protocol, cfg.Devices = wire.ProtocolTCP, nil
+		cfg.Protocol, cfg.Devices, cfg.Topology = wire.ProtocolTCP, nil, nil
 		engine, err = railhop.Open(cfg)
 	}
 	if err != nil {
@@ -162,12 +176,46 @@ func Topology(environ []string, devices string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	matrix, err := railhop.LocalTopology(railhop.Config{Settings: env, Devices: names(arg.All)})
+	cfg := railhop.Config{Settings: env, Devices: names(allOf(arg))}
+	matrix, err := topologyByGPU(cfg, arg.ByGPU)
 	if err != nil {
 		return "", err
 	}
 	text, err := json.MarshalIndent(lists(matrix), "", "  ")
 	return string(text), err
+}
+
+// topologyByGPU is the matrix of this host in which the memory of each GPU that has a
+// list is served by the NICs of that list.
+func topologyByGPU(cfg railhop.Config, byGPU map[int][]config.Device) (map[string][2][]string, error) {
+	matrix, err := railhop.LocalTopology(cfg)
+	if err != nil || cfg.Settings.Transport.ForceTCP {
+		return matrix, err
+	}
+	for gpu, devices := range byGPU {
+		var own []string
+		for _, d := range devices {
+			own = append(own, d.On(cfg.Settings.RDMA.Port))
+		}
+		if matrix == nil {
+			matrix = make(map[string][2][]string)
+		}
+		matrix[fmt.Sprintf("cuda:%d", gpu)] = [2][]string{own}
+	}
+	return matrix, nil
+}
+
+// allOf are the devices of an argument, whether for all GPUs or by GPU.
+func allOf(arg config.DeviceArg) []config.Device {
+	all := slices.Clone(arg.All)
+	for _, gpu := range slices.Sorted(maps.Keys(arg.ByGPU)) {
+		for _, d := range arg.ByGPU[gpu] {
+			if !slices.Contains(all, d) {
+				all = append(all, d)
+			}
+		}
+	}
+	return all
 }
 
 // names are devices as the engine takes them.

@@ -2,6 +2,7 @@ package capi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -88,12 +89,13 @@ func (s *spares) put(b *railhop.Batch) {
 // any more, or, if that cannot be had, says where they may still land. A note is
 // delivered to the target after them.
 func (e *Engine) Transfer(op railhop.Opcode, target string, p Pieces, note *railhop.Notification) error {
-	bytes := p.bytes()
-	ctx, cancel := context.WithDeadline(context.Background(), e.deadline(time.Now(), bytes))
+	start, bytes := time.Now(), p.bytes()
+	ctx, cancel := context.WithDeadline(context.Background(), e.deadline(start, bytes))
 	defer cancel()
 	if err := e.transfer(ctx, op, target, p, note); err != nil {
 		return e.fail(op.String(), err, "peer", target, "pieces", len(p.Local), "bytes", bytes)
 	}
+	e.meter.add(time.Since(start), bytes)
 	return nil
 }
 
@@ -142,8 +144,8 @@ func (e *Engine) submit(op railhop.Opcode, id railhop.SegmentID, p Pieces, submi
 // TransferOn is [Engine.Transfer] behind what a stream of the GPU's driver does until
 // now. Since it waits, what the stream does later comes after the transfer.
 func (e *Engine) TransferOn(stream uint64, op railhop.Opcode, target string, p Pieces) error {
-	bytes := p.bytes()
-	ctx, cancel := context.WithDeadline(context.Background(), e.deadline(time.Now(), bytes))
+	start, bytes := time.Now(), p.bytes()
+	ctx, cancel := context.WithDeadline(context.Background(), e.deadline(start, bytes))
 	defer cancel()
 	engine, id, err := e.open(ctx, target)
 	if err == nil {
@@ -158,6 +160,7 @@ func (e *Engine) TransferOn(stream uint64, op railhop.Opcode, target string, p P
 	if err != nil {
 		return e.fail(op.String()+" on a stream", err, "peer", target, "pieces", len(p.Local), "bytes", bytes)
 	}
+	e.meter.add(time.Since(start), bytes)
 	return nil
 }
 
@@ -194,6 +197,9 @@ func (e *Engine) Finish(ids []uint64) error {
 			cancel()
 			e.spare.put(b.batch)
 		}
+		if err == nil {
+			e.meter.add(time.Since(b.start), b.bytes)
+		}
 		if err != nil && first == nil {
 			first = e.fail("batch", err, "batch", id)
 		}
@@ -213,23 +219,46 @@ func (e *Engine) take(id uint64) (*Batch, error) {
 	return b, nil
 }
 
-// Check says whether a batch of [Engine.Start] is done, without waiting. Its number is
-// used up if it is, or has failed.
-func (e *Engine) Check(id uint64) (done bool, err error) {
+// Check returns [railhop.Completed] if a batch of [Engine.Start] is done, and its number
+// is used up, as it is by an error. It does not wait: else the batch is
+// [railhop.Waiting], or, past MC_SLICE_TIMEOUT, [railhop.Timeout] with an error that says so.
+func (e *Engine) Check(id uint64) (railhop.Status, error) {
 	b, err := e.library.batch(e, id)
 	if err != nil {
-		return false, e.fail("check batch", err, "batch", id)
+		return railhop.Failed, e.fail("check batch", err, "batch", id)
 	}
 	if b.batch.Len() > 0 && !b.batch.Poll().Done() {
-		return false, nil
+		if e.slow(b.start, b.bytes) {
+			return railhop.Timeout, e.late(id, b)
+		}
+		return railhop.Waiting, nil
 	}
 	if b, err = e.take(id); err != nil {
-		return false, e.fail("check batch", err, "batch", id)
+		return railhop.Failed, e.fail("check batch", err, "batch", id)
 	}
 	err = b.batch.Wait(context.Background())
 	e.spare.put(b.batch)
 	if err != nil {
-		return false, e.fail("batch", err, "peer", b.target, "batch", id)
+		return railhop.Failed, e.fail("batch", err, "peer", b.target, "batch", id)
 	}
-	return true, nil
+	e.meter.add(time.Since(b.start), b.bytes)
+	return railhop.Completed, nil
+}
+
+var errSlow = errors.New("capi: the batch runs for longer than MC_SLICE_TIMEOUT allows, and goes on")
+
+// late notes that a batch is slow, and says so once.
+func (e *Engine) late(id uint64, b *Batch) error {
+	e.note("check batch", errSlow)
+	if b.late.CompareAndSwap(false, true) {
+		e.log.Warn("Slice timeout detected", "peer", b.target, "batch", id, "err", errSlow)
+	}
+	return errSlow
+}
+
+// slow reports whether what was submitted then, and still runs, is to be called timed
+// out. As for a deadline 1 ns a byte is added.
+func (e *Engine) slow(since time.Time, bytes uint64) bool {
+	limit := e.env.RDMA.SliceTimeout
+	return limit > 0 && time.Since(since) > limit+time.Duration(min(bytes, 1<<62-1))
 }

@@ -104,7 +104,7 @@ func rdmaTable() []variable {
 			return err
 		}),
 		integer("MC_RETRY_CNT", func(e *Env) *int { return &e.RDMA.RetryCount }, "9", 1, 127, "attempts for each slice"),
-		seconds("MC_SLICE_TIMEOUT", func(e *Env) *time.Duration { return &e.RDMA.SliceTimeout }, "-1", 1, 65535, "after which a slice that has not completed makes its task TIMEOUT; -1 is never"),
+		seconds("MC_SLICE_TIMEOUT", func(e *Env) *time.Duration { return &e.RDMA.SliceTimeout }, "-1", 1, 65535, "after which, and 1 ns a byte, a task that is not done reads as TIMEOUT until it is; -1 is never"),
 		seconds("MC_RDMA_RAIL_PAUSE_SECONDS", func(e *Env) *time.Duration { return &e.RDMA.RailPause }, "30", 1, 3599, "how long a rail that failed is avoided, and a NIC after its port has come up again"),
 		milliseconds("MC_CONN_PAUSE_TTL_MS", func(e *Env) *time.Duration { return &e.RDMA.ConnPause }, "0", 0, 600000, "how long a peer is not dialled after a connection to it was torn down; 0 is off"),
 		integer("MC_MAX_MR_SIZE", func(e *Env) *int { return &e.RDMA.MaxMRSize }, "1099511627776", 1, 1<<63-1, "bytes of the largest memory region; longer buffers are cut"),
@@ -199,7 +199,7 @@ func logTable() []variable {
 			return nil
 		}),
 		text("MC_LOG_DIR", func(e *Env) *string { return &e.Log.Dir }, "a writable directory for log files; unset: standard error"),
-		boolean("MC_TE_METRIC", func(e *Env) *bool { return &e.Log.Metrics }, "0", "log throughput and latency now and then"),
+		boolean("MC_TE_METRIC", func(e *Env) *bool { return &e.Log.Metrics }, "0", "log throughput and latency of transfers that are done, of batches too, in Mooncake's words"),
 		seconds("MC_TE_METRIC_INTERVAL_SECONDS", func(e *Env) *time.Duration { return &e.Log.MetricsInterval }, "5", 1, maxInt32, "how often"),
 		clampedSeconds("MC_TRANSFER_TIMEOUT", func(e *Env) *time.Duration { return &e.Log.TransferTimeout }, "30", 5, maxInt32, "deadline of a blocking transfer, to which 1 ns a byte is added; less than 5 counts as 5"),
 	}

@@ -630,7 +630,7 @@ static PyMethodDef methods[] = {
     KEYWORDS(batch_transfer_async, "Start to read or write pieces. A batch, or 0."),
     ARGUMENT(get_batch_transfer_status, "Wait for batches, which are used up. 0 if all are done, else -1."),
     KEYWORDS(transfer_submit_write, "Start to write. A batch, or 0."),
-    ARGUMENT(transfer_check_status, "1 if a batch is done, 0 if it runs, -1 if it failed. It is used up unless 0."),
+    ARGUMENT(transfer_check_status, "1 if a batch is done, 0 if it runs, -2 if for longer than MC_SLICE_TIMEOUT, -1 if it failed. It is used up by 1 and -1."),
     KEYWORDS(transfer_write_on_cuda, "Write behind a stream, and wait. RuntimeError if it fails."),
     KEYWORDS(transfer_read_on_cuda, "Read behind a stream, and wait. RuntimeError if it fails."),
     KEYWORDS(batch_transfer_write_on_cuda, "Write pieces behind a stream, and wait. RuntimeError if it fails."),

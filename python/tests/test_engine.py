@@ -1,7 +1,9 @@
 """The engine: transfers between two processes, arguments, failures and their causes."""
 
 import array
+import os
 import pickle
+import signal
 import threading
 import time
 import unittest
@@ -160,6 +162,35 @@ class Transfers(unittest.TestCase):
             self.assertEqual(rc, want)
             self.assertEqual(e.transfer_check_status(batch), -1)
         self.assertEqual(e.transfer_check_status(0), -1)
+
+    def test_a_slow_batch(self):
+        """One that runs for longer than MC_SLICE_TIMEOUT is told from one that runs, and is not used up."""
+        os.environ["MC_SLICE_TIMEOUT"] = "1"
+        try:
+            e = engine()
+        finally:
+            del os.environ["MC_SLICE_TIMEOUT"]
+        peer = Peer(SIZE)
+        self.assertEqual(e.transfer_sync_write(peer.session, self.memory.addr, peer.addr, 64), 0)
+        peer.process.send_signal(signal.SIGSTOP)
+        try:
+            batch = e.transfer_submit_write(peer.session, self.memory.addr, peer.addr, 64)
+            start, seen = time.monotonic(), []
+            while len(seen) < 3 and time.monotonic() - start < 20:
+                rc = e.transfer_check_status(batch)
+                if rc == -2 or not seen:
+                    seen.append(rc)
+                time.sleep(0.01)
+            self.assertEqual(seen, [0, -2, -2])
+            self.assertGreaterEqual(time.monotonic() - start, 1)
+            self.assertIn("MC_SLICE_TIMEOUT", e.last_error())
+        finally:
+            peer.process.send_signal(signal.SIGCONT)
+        while (rc := e.transfer_check_status(batch)) in (0, -2):
+            time.sleep(0.01)
+        self.assertEqual(rc, 1)
+        self.assertEqual(e.transfer_check_status(batch), -1)
+        peer.close()
 
     def test_threads_run_beside(self):
         """Transfers of many threads, and the GIL is not held while they wait."""
