@@ -122,6 +122,7 @@ bench-rxe: setup ## measure RDMA beside Mooncake's newest wheel and ib_write_bw,
 	@overlay=$$(tools/conformance/setup.sh); CGO_ENABLED=0 go build -o .cache/tmp/compare ./tools/interop/compare; \
 		tools/rxe-vm/rxe-vm -n 2 -m 3072 -t 1800 .cache/tmp/compare -rdma rxe0,rxe1 -alternations $(ALTERNATIONS) -overlay $$overlay >.cache/tmp/bench-rxe.json; \
 		mv .cache/tmp/bench-rxe.json bench/rxe/$$(date +%F).json
+	go run ./tools/interop/compare -docs bench/rxe >docs/benchmarks-rdma.md
 
 race: setup ## run every test with the race detector
 	go run ./tools/testsum -race -shuffle=on -timeout 20m $(TESTFLAGS) ./...

@@ -37,6 +37,7 @@ func main() {
 	rounds := flag.Int("alternations", 20, "times that each kind has its turn")
 	only := flag.String("only", "", "writes to measure, such as 512x16384,1x4096, instead of all")
 	rdma := flag.String("rdma", "", "two devices, such as rxe0,rxe1: compare by RDMA, and write all samples as JSON to standard output")
+	docs := flag.String("docs", "", "folder of such samples: write docs/benchmarks-rdma.md to standard output, and measure nothing")
 	flag.Parse()
 	run := func() error { return compare(*python, *ours, *overlay, *only, *rounds) }
 	switch {
@@ -44,6 +45,8 @@ func main() {
 		run = func() error { return servePeer(flag.Arg(1), flag.Arg(2)) }
 	case flag.Arg(0) == "plain":
 		run = plain
+	case *docs != "":
+		run = func() error { return writeDocs(os.Stdout, *docs) }
 	case *rdma != "":
 		run = func() error { return compareRDMA(strings.Split(*rdma, ","), *python, *ours, *overlay, *rounds) }
 	}

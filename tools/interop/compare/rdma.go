@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 )
 
@@ -22,19 +21,6 @@ const (
 	mooncake       = "Mooncake"
 	perftest       = "ib_write_bw"
 )
-
-// figure is what one kind has shown of one workload, and what it is held against.
-type figure struct {
-	What    string    `json:"what"`
-	Kind    string    `json:"kind"`
-	Unit    string    `json:"unit"`
-	Samples []float64 `json:"samples"`
-	Median  float64   `json:"median"`
-	Against string    `json:"against,omitempty"` // the kind that Ratio is to
-	Ratio   float64   `json:"ratio,omitempty"`   // of the medians
-	AtLeast float64   `json:"at_least,omitempty"`
-	AtMost  float64   `json:"at_most,omitempty"`
-}
 
 // contest is a run of all workloads by RDMA, from one device to another.
 type contest struct {
@@ -63,12 +49,6 @@ var (
 	oneWrite   = workload{1, 4 << 10, 60}
 	batchWrite = workload{128, 64 << 10, 2}
 	streamed   = []stream{{64 << 10, 128, 3}, {1 << 20, 16, 2}}
-)
-
-// What is wanted of medians.
-const (
-	latencyWanted = 0.1
-	streamWanted  = 0.9
 )
 
 func compareRDMA(devices []string, python, ours, overlay string, rounds int) error {
@@ -104,7 +84,7 @@ func compareRDMA(devices []string, python, ours, overlay string, rounds int) err
 		fmt.Fprintf(os.Stderr, "alternation %d of %d\n", round, rounds)
 	}
 	c.judge()
-	c.print()
+	c.table(os.Stderr)
 	out := json.NewEncoder(os.Stdout)
 	out.SetIndent("", " ")
 	return out.Encode(c)
@@ -274,59 +254,4 @@ func (c *contest) stream(round int, s stream) error {
 		}
 		return err
 	})
-}
-
-// judge fills in medians and what they are held against.
-func (c *contest) judge() {
-	slices.SortStableFunc(c.Figures, func(a, b *figure) int { return cmp.Compare(a.What, b.What) })
-	for _, f := range c.Figures {
-		f.Median = median(f.Samples)
-	}
-	for _, f := range c.Figures {
-		switch {
-		case f.Kind == mooncake || f.Kind == perftest:
-			continue
-		case strings.Contains(f.What, "in flight"):
-			f.Against, f.AtLeast = perftest, streamWanted
-		case f.Unit == "ms":
-			f.Against, f.AtMost = mooncake, latencyWanted
-		case f.Unit == "MiB/s":
-			f.Against, f.AtLeast = mooncake, 1
-		default:
-			f.Against, f.AtMost = mooncake, 1
-		}
-		for _, other := range c.Figures {
-			if other.What == f.What && other.Kind == f.Against {
-				f.Ratio = f.Median / other.Median
-			}
-		}
-	}
-}
-
-func (f *figure) wanted() string {
-	met := "missed"
-	if f.AtLeast > 0 && f.Ratio >= f.AtLeast || f.AtMost > 0 && f.Ratio <= f.AtMost {
-		met = "met"
-	}
-	switch {
-	case f.AtLeast > 0:
-		return fmt.Sprintf(">= %.4g of %s: %s", f.AtLeast, f.Against, met)
-	case f.AtMost > 0:
-		return fmt.Sprintf("<= %.4g of %s: %s", f.AtMost, f.Against, met)
-	}
-	return ""
-}
-
-func (c *contest) print() {
-	fmt.Fprintf(os.Stderr, "%s, %d processors, Linux %s; Mooncake %s; perftest %s\n", c.Processor, c.Processors, c.Kernel, c.Wheel, c.Perftest)
-	t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "write\tby\tmedian\tleast\tgreatest\t\tratio\twanted")
-	for _, f := range c.Figures {
-		fmt.Fprintf(t, "%s\t%s\t%.3f\t%.3f\t%.3f\t%s\t", f.What, f.Kind, f.Median, slices.Min(f.Samples), slices.Max(f.Samples), f.Unit)
-		if f.Ratio > 0 {
-			fmt.Fprintf(t, "%.3f", f.Ratio)
-		}
-		fmt.Fprintf(t, "\t%s\n", f.wanted())
-	}
-	t.Flush()
 }
