@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -130,18 +131,21 @@ func TestInteropRXEFence(t *testing.T) {
 	}
 }
 
-// TestInteropRXERelayKilled kills a relay whose card has work under way toward
+// TestInteropRXERelayKilled kills or stops a relay whose card has work under way toward
 // Mooncake's engine: without the fence it lands on what that has put in its place, with
 // the handshakes that stand for a fence nothing does.
 func TestInteropRXERelayKilled(t *testing.T) {
 	devices := needRXE(t, 3)
 	for _, tt := range []struct {
-		name string
-		hook func(session string, epoch uint64, ask func() error) error
-		late bool
+		name      string
+		signal    syscall.Signal
+		heartbeat string // after what time it is suspected, in ms
+		hook      func(session string, epoch uint64, ask func() error) error
+		late      bool
 	}{
-		{"without the fence", func(string, uint64, func() error) error { return nil }, true},
-		{"with the fence", nil, false},
+		{"killed, without the fence", syscall.SIGKILL, "20000", func(string, uint64, func() error) error { return nil }, true},
+		{"killed, with the fence", syscall.SIGKILL, "20000", nil, false},
+		{"stopped, with the fence", syscall.SIGSTOP, "2500", nil, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			const size = 1 << 20
@@ -149,7 +153,7 @@ func TestInteropRXERelayKilled(t *testing.T) {
 				"MC_TCP_BIND_ADDRESS=127.0.0.1", "MC_TRANSFER_TIMEOUT=300", "PYTHONDONTWRITEBYTECODE=1")
 			patient := settings{
 				"MC_PXN_RAIL_MAP":          `{"m0":"m0","m1":"m1","` + devices[2] + `":"m1"}`,
-				"MC_PXN_CREDIT_TIMEOUT_MS": "20000", "MC_PXN_HEARTBEAT_TIMEOUT_MS": "20000",
+				"MC_PXN_CREDIT_TIMEOUT_MS": "20000", "MC_PXN_HEARTBEAT_TIMEOUT_MS": tt.heartbeat,
 			}
 			registry := t.TempDir()
 			relay, _ := start(t, with(rankSettings("g", 1), maps.Clone(patient)), registry)
@@ -192,13 +196,14 @@ func TestInteropRXERelayKilled(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- write() }()
 			net.AwaitHeld()
-			relay.cmd.Process.Kill()
+			relay.cmd.Process.Signal(tt.signal)
 			began := time.Now()
 			if err := <-done; err != nil {
 				t.Fatalf("%v: %+v", err, s.engine.Stats())
 			}
-			t.Logf("the write has ended %v after the kill", time.Since(began))
+			t.Logf("the write has ended %v after the signal", time.Since(began))
 			w.reuse(size, 2)
+			relay.cmd.Process.Signal(syscall.SIGCONT)
 			if late := w.late(net, size, 2); (late > 0) != tt.late {
 				t.Errorf("%d bytes have landed late, want some: %v", late, tt.late)
 			}
