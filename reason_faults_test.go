@@ -21,8 +21,8 @@ import (
 	"github.com/railhop/railhop/internal/nic/nicfault"
 	"github.com/railhop/railhop/internal/pattern"
 	"github.com/railhop/railhop/internal/registry"
-	"github.com/railhop/railhop/internal/wire"
 	"github.com/railhop/railhop/internal/testkit"
+	"github.com/railhop/railhop/internal/wire"
 	"github.com/railhop/railhop/internal/xfer"
 )
 
