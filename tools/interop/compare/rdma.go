@@ -32,6 +32,7 @@ type contest struct {
 	Perftest     string    `json:"perftest"`
 	Depths       string    `json:"depths"`
 	Alternations int       `json:"alternations"`
+	Failures     int       `json:"failures"` // of Mooncake's, after each of which it has started afresh
 	Figures      []*figure `json:"figures"`
 
 	devices []string
@@ -40,7 +41,10 @@ type contest struct {
 
 // pair is two processes of one kind. They are stopped while it is not their turn, for
 // Mooncake's threads never sleep.
-type pair struct{ from, to *process }
+type pair struct {
+	command, envs []string
+	from, to      *process
+}
 
 // stream is a workload of writes with so many in flight all the time.
 type stream struct{ length, depth, repeat int }
@@ -70,24 +74,25 @@ func compareRDMA(devices []string, python, ours, overlay string, rounds int) err
 		{mooncake, append([]string{python}, script...), []string{"MC_GID_INDEX=1", "MC_TRANSFER_TIMEOUT=300"}},
 	} {
 		envs := append(k.envs, "MC_TCP_BIND_ADDRESS=127.0.0.1", "PYTHONDONTWRITEBYTECODE=1")
-		p, err := start(k.command, envs, c.devices)
-		if err != nil {
+		p := &pair{command: k.command, envs: envs}
+		defer func() { p.close() }()
+		if err := p.start(c.devices); err != nil {
 			return fmt.Errorf("%s: %w", k.name, err)
 		}
-		defer p.close()
 		c.pairs[k.name] = p
 	}
-	for round := range rounds + 1 { // the first warms up
-		if err := c.round(round); err != nil {
-			return err
+	var failed error
+	for round := 0; round <= rounds && failed == nil; round++ { // the first warms up
+		if failed = c.round(round); failed == nil {
+			c.Alternations = round
+			fmt.Fprintf(os.Stderr, "alternation %d of %d\n", round, rounds)
 		}
-		fmt.Fprintf(os.Stderr, "alternation %d of %d\n", round, rounds)
 	}
 	c.judge()
 	c.table(os.Stderr)
 	out := json.NewEncoder(os.Stdout)
 	out.SetIndent("", " ")
-	return out.Encode(c)
+	return cmp.Or(failed, out.Encode(c))
 }
 
 // describe says on what the contest runs.
@@ -111,21 +116,42 @@ func (c *contest) describe(python string) error {
 	return nil
 }
 
-func start(command, envs, devices []string) (p *pair, err error) {
-	p = &pair{}
+func (p *pair) start(devices []string) (err error) {
 	for i, end := range []**process{&p.from, &p.to} {
-		if *end, err = launch(append(slices.Clone(command), devices[i]), envs); err != nil {
-			p.close()
-			return nil, err
+		if *end, err = launch(append(slices.Clone(p.command), devices[i]), p.envs); err != nil {
+			return err
 		}
 	}
-	return p, p.turn(syscall.SIGSTOP)
+	return p.turn(syscall.SIGSTOP)
 }
 
 func (p *pair) close() {
-	for _, end := range []*process{p.from, p.to} {
-		if end != nil {
-			end.close()
+	for _, end := range []**process{&p.from, &p.to} {
+		if *end != nil {
+			(*end).close()
+			*end = nil
+		}
+	}
+}
+
+// try gives a kind its turn. Mooncake's engine now and then fails on devices that are
+// emulated: that is counted, and it starts afresh.
+func (c *contest) try(kind string, do func() error) error {
+	const most = 3
+	for i := 1; ; i++ {
+		err := do()
+		if err == nil {
+			return nil
+		}
+		if kind != mooncake || i == most {
+			return fmt.Errorf("%s: %w", kind, err)
+		}
+		c.Failures++
+		fmt.Fprintf(os.Stderr, "%s starts afresh: %v\n", kind, err)
+		p := c.pairs[kind]
+		p.close()
+		if err := p.start(c.devices); err != nil {
+			return fmt.Errorf("%s: %w", kind, err)
 		}
 	}
 }
@@ -140,13 +166,13 @@ func (c *contest) round(round int) error {
 	first := round % len(kinds)
 	kinds = append(kinds[first:], kinds[:first]...)
 	for _, kind := range kinds {
-		if err := c.one(round, kind); err != nil {
-			return fmt.Errorf("%s: one write: %w", kind, err)
+		if err := c.try(kind, func() error { return c.one(round, kind) }); err != nil {
+			return err
 		}
 	}
 	for _, kind := range kinds {
-		if err := c.batch(round, kind); err != nil {
-			return fmt.Errorf("%s: batch: %w", kind, err)
+		if err := c.try(kind, func() error { return c.batch(round, kind) }); err != nil {
+			return err
 		}
 	}
 	for _, s := range streamed {

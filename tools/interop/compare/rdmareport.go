@@ -100,7 +100,7 @@ func (f *figure) row() []string {
 var columns = []string{"write", "by", "median", "samples", "ratio", "wanted"}
 
 func (c *contest) where() string {
-	return fmt.Sprintf("%s, %d processors, Linux %s; Mooncake %s; perftest %s; %d alternations", c.Processor, c.Processors, c.Kernel, c.Wheel, c.Perftest, c.Alternations)
+	return fmt.Sprintf("%s, %d processors, Linux %s; Mooncake %s; perftest %s; %d alternations, in which Mooncake's failed %d times", c.Processor, c.Processors, c.Kernel, c.Wheel, c.Perftest, c.Alternations, c.Failures)
 }
 
 // table is for a terminal.
