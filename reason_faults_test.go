@@ -313,7 +313,7 @@ type blindMem struct {
 }
 
 func (m blindMem) Load(w lane.Word) uint64 {
-	if w.Kind == lane.DoneCommit && m.b.on.Load() {
+	if (w.Kind == lane.DoneCommit || w.Kind == lane.Completed) && m.b.on.Load() {
 		return 0
 	}
 	return m.Mem.Load(w)
