@@ -114,7 +114,7 @@ func compare(python, ours, overlay, only string, rounds int) error {
 	for i := range rounds + 1 {
 		for _, w := range cases {
 			for j := range kinds {
-				k := kinds[(i+j)%len(kinds)] // nobody always comes after the same
+				k := kinds[(i+j)%len(kinds)]             // nobody always comes after the same
 				if err := k.turn(w, i > 0); err != nil { // the first warms up
 					return err
 				}
