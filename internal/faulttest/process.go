@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/railhop/railhop/internal/testkit"
 )
 
 // Patience bounds everything that a test waits for: long enough for machines that are
@@ -244,8 +246,14 @@ func (p *Process) Close() {
 	}
 }
 
-// Stop stops the process, Continue wakes it.
-func (p *Process) Stop()     { p.signal(syscall.SIGSTOP) }
+// Stop stops the process, for certain; Continue wakes it.
+func (p *Process) Stop() {
+	p.t.Helper()
+	if err := testkit.Stop(p.cmd.Process); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
 func (p *Process) Continue() { p.signal(syscall.SIGCONT) }
 
 // Kill kills the process, if it lives.
