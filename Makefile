@@ -83,7 +83,7 @@ test: setup lint ## lint, then run every test and say what ran, what was skipped
 
 test-rxe: setup ## run NICs, RDMA and PXN on 2 and on 8 Soft-RoCE devices, in a machine that is emulated
 	@tools/rxe-vm/rxe-vm --setup
-	@go run ./tools/testsum $(call rxe,2,4096,300) -test.short $(rxe_suites) -- $(call rxe,8,4096,300) -test.short $(rxe_suites)
+	@go run ./tools/testsum $(call rxe,2,4096,600) -test.short $(rxe_suites) -- $(call rxe,8,4096,600) -test.short $(rxe_suites)
 
 test-rxe-full: setup ## the same and more, at full length, on RXE_DEVICES (4) devices, with Mooncake's wheel
 	@tools/rxe-vm/rxe-vm --setup; tools/interop/setup.sh

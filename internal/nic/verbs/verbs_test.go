@@ -45,7 +45,7 @@ func TestConformance(t *testing.T) {
 				return nictest.Setup{
 					Provider: library(t), DevA: a, DevB: b, Alloc: alloc,
 					OneKey: true, QPRefusal: nic.StatusRemoteInvalid, LocalRefusal: nic.StatusLocalQPOperation, LonelyErrors: true,
-					InFlight: 200 * time.Millisecond,
+					InFlight: 400 * time.Millisecond,
 				}
 			})
 		})
