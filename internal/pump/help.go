@@ -66,13 +66,15 @@ const (
 	// How long a caller looks for an answer before it sleeps.
 	patienceMin = 4 * time.Microsecond
 	patienceMax = time.Millisecond
-	// After so many answers in a row that took longer, the next caller tries again.
+	// So many answers in a row that took longer halve it.
+	patienceLost = 4
+	// After so many, one caller tries again.
 	retryAfter = 64
 )
 
-// spin is Help for a loop that parks in its futex. An answer within a caller's patience
-// doubles the patience of the next one, and one that takes longer halves it, so that
-// nobody spins long for what takes long. One caller at a time spins.
+// spin is Help for a loop that parks in its futex. Answers within a caller's patience
+// double the patience of the next one, and a few in a row that take longer halve it, so
+// that nobody spins long for what takes long. One caller at a time spins.
 func (l *Loop) spin(done func() bool) {
 	if l.opts.SpinFor < 0 || !l.spinning.CompareAndSwap(false, true) {
 		l.Wake()
@@ -88,7 +90,7 @@ func (l *Loop) spin(done func() bool) {
 			l.drive.Unlock()
 		}
 		if done() {
-			l.patience, l.misses = min(2*l.patience, patienceMax), 0
+			l.answered()
 			return
 		}
 		if l.opts.Now() >= end {
@@ -96,9 +98,20 @@ func (l *Loop) spin(done func() bool) {
 		}
 	}
 	l.Wake()
-	l.patience = max(l.patience/2, patienceMin)
-	if l.misses++; l.misses >= retryAfter {
-		l.patience, l.misses = patienceMax, 0
+	l.waited()
+}
+
+func (l *Loop) answered() { l.patience, l.misses = min(2*l.patience, patienceMax), 0 }
+
+func (l *Loop) waited() {
+	l.misses++
+	switch {
+	case l.misses > retryAfter: // the one that tried again
+		l.patience, l.misses = patienceMin, 0
+	case l.misses == retryAfter:
+		l.patience = patienceMax
+	case l.misses%patienceLost == 0:
+		l.patience = max(l.patience/2, patienceMin)
 	}
 }
 

@@ -89,27 +89,36 @@ func TestHelpWithoutLender(t *testing.T) {
 	}
 }
 
-// TestHelpLosesPatience has answers that nobody should wait for by spinning.
+// TestHelpLosesPatience has answers that nobody should wait for by spinning, and a few
+// that came late by accident.
 func TestHelpLosesPatience(t *testing.T) {
 	var now time.Duration
 	l := New(Options{SpinFor: time.Microsecond, Now: func() time.Duration { now += time.Microsecond; return now }}, &card{})
-	if l.patience != patienceMax {
-		t.Errorf("begins with %v, want %v", l.patience, patienceMax)
-	}
-	for range retryAfter - 1 {
-		l.Help(t.Context(), func() bool { return false })
-	}
-	if l.patience != patienceMin {
-		t.Errorf("after %d late answers %v, want %v", retryAfter-1, l.patience, patienceMin)
-	}
-	l.Help(t.Context(), func() bool { return true })
-	if l.patience != 2*patienceMin {
-		t.Errorf("after an answer in time %v, want %v", l.patience, 2*patienceMin)
-	}
-	for range retryAfter {
-		l.Help(t.Context(), func() bool { return false })
-	}
-	if l.patience != patienceMax {
-		t.Errorf("after %d late answers %v, want %v", retryAfter, l.patience, patienceMax)
+	for _, tt := range []struct {
+		name  string
+		late  int
+		early int
+		want  time.Duration
+	}{
+		{"begins", 0, 0, patienceMax},
+		{"a few late", patienceLost - 1, 0, patienceMax},
+		{"one more", 1, 0, patienceMax / 2},
+		{"one in time", 0, 1, patienceMax},
+		{"late all the time", retryAfter - 1, 0, patienceMin},
+		{"tries again", 1, 0, patienceMax},
+		{"in vain", 1, 0, patienceMin},
+		{"late all the time again", retryAfter, 0, patienceMax},
+		{"not in vain", 0, 1, patienceMax},
+		{"a few late again", patienceLost - 1, 0, patienceMax},
+	} {
+		for range tt.late {
+			l.Help(t.Context(), func() bool { return false })
+		}
+		for range tt.early {
+			l.Help(t.Context(), func() bool { return true })
+		}
+		if l.patience != tt.want {
+			t.Fatalf("%s: %v, want %v", tt.name, l.patience, tt.want)
+		}
 	}
 }
