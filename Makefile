@@ -38,7 +38,7 @@ race_packages = $(if $(filter all,$(TEST_RACE)),./...,$(if $(filter inprocess,$(
 RXE_DEVICES ?= 4
 rxe = exec env RXE_VM_OPTIONS='-n $(1) -m $(2) -t $(3)' tools/rxe-vm/gotest -test.timeout=$(3)s
 rxe_nic = './internal/nic/verbs=^(TestConformance|TestDataPathAllocatesNothing|TestIdleQueueSleeps|TestEvents)$$'
-rxe_engine = ^(TestDirect|TestRelayed|TestPermutedTopology|TestBadRequests|TestStormOfHandshakes|TestCloseEndsWaiters|TestRXE.*)$$
+rxe_engine = ^(TestDirect|TestRelayed|TestBadRequests|TestStormOfHandshakes|TestCloseEndsWaiters|TestRXE.*)$$
 rxe_more = './internal/path/rdma=OverNICs$$' '.=$(rxe_engine)' './internal/faulttest=^TestRXE'
 rxe_suites = $(rxe_nic) $(rxe_more)
 rxe_interop = '.=^TestInteropRXE'

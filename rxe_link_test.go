@@ -27,7 +27,7 @@ func TestRXELinkPulled(t *testing.T) {
 	devices := needRXE(t, 3)
 	target, name := start(t, targetSettings(), t.TempDir())
 	patient := settings{"MC_PXN_CREDIT_TIMEOUT_MS": "3000", "MC_RDMA_RAIL_PAUSE_SECONDS": "3"}
-	const pieces, piece = 24, 1 << 20
+	const pieces, piece = 12, 1 << 20
 	r := newRig(t, target, name, pieces*piece, patient)
 	r.open(options{set: patient})
 	defer r.sender.close()
