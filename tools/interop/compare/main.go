@@ -35,7 +35,7 @@ func main() {
 	ours := flag.String("ours", ".cache/ours/bin/python", "interpreter with our module")
 	overlay := flag.String("overlay", "", "folder where our module serves mooncake.engine")
 	rounds := flag.Int("alternations", 20, "times that each kind has its turn")
-	only := flag.String("only", "", "writes to measure, such as 512x16384,1x4096, instead of all")
+	only := flag.String("only", "", "writes to measure, such as 512x16384,1x4096, instead of all; by RDMA: one, batch or stream")
 	rdma := flag.String("rdma", "", "two devices, such as rxe0,rxe1: compare by RDMA, and write all samples as JSON to standard output")
 	docs := flag.String("docs", "", "folder of such samples: write docs/benchmarks-rdma.md to standard output, and measure nothing")
 	flag.Parse()
@@ -48,7 +48,7 @@ func main() {
 	case *docs != "":
 		run = func() error { return writeDocs(os.Stdout, *docs) }
 	case *rdma != "":
-		run = func() error { return compareRDMA(strings.Split(*rdma, ","), *python, *ours, *overlay, *rounds) }
+		run = func() error { return compareRDMA(strings.Split(*rdma, ","), *python, *ours, *overlay, *only, *rounds) }
 	}
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "compare:", err)

@@ -35,6 +35,7 @@ type contest struct {
 	Failures     int       `json:"failures"` // of Mooncake's, after each of which it has started afresh
 	Figures      []*figure `json:"figures"`
 
+	only    string // the sort of workload to measure; "" for all
 	devices []string
 	pairs   map[string]*pair
 }
@@ -55,11 +56,11 @@ var (
 	streamed   = []stream{{64 << 10, 128, 3}, {1 << 20, 16, 2}}
 )
 
-func compareRDMA(devices []string, python, ours, overlay string, rounds int) error {
+func compareRDMA(devices []string, python, ours, overlay, only string, rounds int) error {
 	if len(devices) != 2 {
 		return fmt.Errorf("devices %q: want two", devices)
 	}
-	c := &contest{Date: time.Now().Format(time.DateOnly), Processors: runtime.NumCPU(), Alternations: rounds, devices: devices, pairs: make(map[string]*pair)}
+	c := &contest{Date: time.Now().Format(time.DateOnly), Processors: runtime.NumCPU(), Alternations: rounds, only: only, devices: devices, pairs: make(map[string]*pair)}
 	if err := c.describe(python); err != nil {
 		return err
 	}
@@ -165,15 +166,21 @@ func (c *contest) round(round int) error {
 	kinds := []string{inGo, inPython, mooncake}
 	first := round % len(kinds)
 	kinds = append(kinds[first:], kinds[:first]...)
-	for _, kind := range kinds {
-		if err := c.try(kind, func() error { return c.one(round, kind) }); err != nil {
-			return err
+	for _, w := range []struct {
+		sort    string
+		measure func(round int, kind string) error
+	}{{"one", c.one}, {"batch", c.batch}} {
+		if c.only != "" && c.only != w.sort {
+			continue
+		}
+		for _, kind := range kinds {
+			if err := c.try(kind, func() error { return w.measure(round, kind) }); err != nil {
+				return err
+			}
 		}
 	}
-	for _, kind := range kinds {
-		if err := c.try(kind, func() error { return c.batch(round, kind) }); err != nil {
-			return err
-		}
+	if c.only != "" && c.only != "stream" {
+		return nil
 	}
 	for _, s := range streamed {
 		turns := []func() error{func() error { return c.stream(round, s) }, func() error { return c.perftest(round, s) }}
