@@ -23,9 +23,9 @@ type Idler interface{ Idle() bool }
 // Help turns the loop on the caller's thread while it is parked, until done or ctx
 // ends: whoever waits for an answer saves the way by the loop's thread and back. If
 // the loop is not parked, or is rung meanwhile, it goes on by itself, and Help returns
-// early. Without a [Lender] it looks for what it waits for without a pause, but only
-// for a while. In any case the loop is awake afterwards unless all that it has to do
-// is done. It must not be called from a step.
+// early. Without a [Lender] it only turns a loop all of whose steppers are Idlers, and
+// only for a while. In any case the loop is awake afterwards unless all that it has to
+// do is done. It must not be called from a step.
 func (l *Loop) Help(ctx context.Context, done func() bool) {
 	lender := l.opts.Lender
 	if lender == nil {
@@ -76,14 +76,11 @@ const (
 // double the patience of the next one, and a few in a row that take longer halve it, so
 // that nobody spins long for what takes long. One caller at a time spins.
 func (l *Loop) spin(done func() bool) {
-	if l.opts.SpinFor < 0 || !l.spinning.CompareAndSwap(false, true) {
+	if l.opts.SpinFor < 0 || !l.lends.Load() || !l.spinning.CompareAndSwap(false, true) {
 		l.Wake()
 		return
 	}
 	defer l.spinning.Store(false)
-	if !l.lends.Load() {
-		l.Wake()
-	}
 	for end := l.opts.Now() + l.patience; ; runtime.Gosched() {
 		if l.lends.Load() && l.Asleep() && l.drive.TryLock() {
 			l.borrow(end, done)
