@@ -19,7 +19,7 @@ type LinkError struct {
 	Local, LocalRail string // such as "mlx5_0", "rail0"
 	Peer, PeerRail   string // NIC path and rail
 	Tries            int
-	Cause            error // of the first failure
+	Cause            error // of the first failure, or the target's first refusal
 }
 
 func (e *LinkError) Error() string {
@@ -32,10 +32,7 @@ func (e *LinkError) Error() string {
 func (e *LinkError) Unwrap() []error { return []error{e.Cause, xfer.ErrEndpoint} }
 
 // Refused reports whether the link works, and the target has said no.
-func (e *LinkError) Refused() bool {
-	c, ok := errors.AsType[*nic.CompletionError](e.Cause)
-	return ok && refusal(c.Status)
-}
+func (e *LinkError) Refused() bool { return refused(e.Cause) }
 
 func (p *Path) linkError(l *link, tries int, cause error) error {
 	_, device := wire.SplitNICPath(l.path)
@@ -125,9 +122,7 @@ func (p *Path) completed(n *local, c nic.Completion, now time.Duration) {
 	}
 	if refusal(c.Status) && p.refusedForGood(i) {
 		r := s.req
-		if r.first == nil {
-			r.first = cause
-		}
+		r.blame(cause)
 		p.counts.retries.Add(1)
 		p.giveUp(i, p.linkError(l, int(s.tries)+1, r.first))
 		return
@@ -157,6 +152,20 @@ func opOf(s *slice) nic.Op {
 // refusal reports whether the target answered, and said no.
 func refusal(s nic.Status) bool {
 	return s == nic.StatusRemoteInvalid || s == nic.StatusRemoteAccess || s == nic.StatusRemoteOperation
+}
+
+func refused(err error) bool {
+	c, ok := errors.AsType[*nic.CompletionError](err)
+	return ok && refusal(c.Status)
+}
+
+// blame keeps the cause that a caller is told: the first, but a refusal before
+// others. A target that refuses on one queue pair may close the endpoint's other one
+// in silence, and which is seen first is chance.
+func (r *request) blame(cause error) {
+	if r.first == nil || refused(cause) && !refused(r.first) {
+		r.first = cause
+	}
 }
 
 // flushed handles a slice that ended with its endpoint, through no fault of its own.
@@ -238,9 +247,7 @@ func (p *Path) again(i int32, cause error, now time.Duration) {
 		p.end(i, 0, r.cause)
 		return
 	}
-	if r.first == nil {
-		r.first = cause
-	}
+	r.blame(cause)
 	s.tries++
 	p.counts.retries.Add(1)
 	if int(s.tries) >= p.opts.RetryCount {

@@ -259,6 +259,35 @@ func TestRefusedByTarget(t *testing.T) {
 	}
 }
 
+// A target that refuses on one queue pair and closes the other in silence has
+// refused, whichever of the two is seen first.
+func TestRefusalIsTold(t *testing.T) {
+	for _, first := range []nic.Status{nic.StatusRetryExceeded, nic.StatusRemoteAccess} {
+		t.Run(first.String(), func(t *testing.T) {
+			r := newRig(t, 1, nil)
+			m := r.peer("b:1", 1)
+			r.finish(false, r.submit(m, 1))
+			var n atomic.Int64
+			r.fabric.Fault = func(string, nic.WR) nic.Status {
+				switch n.Add(1) {
+				case 1:
+					return first
+				case 2:
+					return nic.StatusRetryExceeded
+				}
+				return nic.StatusRemoteAccess
+			}
+			o := r.submit(m, 4*65536)
+			r.finish(true, o)
+			var le *LinkError
+			if !errors.As(o.errs[0], &le) || !le.Refused() {
+				t.Errorf("got %v, want the refusal", o.errs[0])
+			}
+			r.settled()
+		})
+	}
+}
+
 // lines counts what is logged, by any goroutine.
 type lines struct{ n atomic.Int64 }
 
