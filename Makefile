@@ -78,7 +78,7 @@ test: setup lint ## lint, then run every test and say what ran, what was skipped
 		if why=$$(tools/rxe-vm/rxe-vm --setup 2>&1 >/dev/null); then \
 			real=(-- $(call rxe,2,4096,300) -test.short $(rxe_nic)); \
 		else echo "no tests on Soft-RoCE devices: $$why"; fi; \
-		go run ./tools/testsum -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./... \
+		go run ./tools/testsum -again -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./... \
 		-- $(if $(race_packages),-race -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(race_packages)) "$${real[@]}"
 
 test-rxe: setup ## run NICs, RDMA and PXN on 2 and on 8 Soft-RoCE devices, in a machine that is emulated

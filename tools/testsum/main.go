@@ -9,6 +9,11 @@
 // product is built. A group that begins with "exec" is a command, which prints what
 // go test -json would. The exit status is 0 if nothing failed and something passed.
 //
+// With -again as the first argument, tests that failed run once more, each alone, if
+// they are no more than mostAgain. What passes then is listed as flaky, below the
+// output of its failure, and does not fail the run. There is no second run for a process
+// that died, for the tests of a command, and for wrong bytes or a data race: to see one once is proof.
+//
 // Tests and subtests count alike. A package that fails outside any test (it does
 // not build, or its process dies) counts as one failure.
 package main
@@ -24,10 +29,19 @@ import (
 	"strings"
 )
 
+// mostAgain is how many tests may fail for chance to be a reason: a busy machine, not a
+// change that broke them.
+const mostAgain = 3
+
 func main() {
-	groups := split(os.Args[1:])
+	args := os.Args[1:]
+	again := len(args) > 0 && args[0] == "-again"
+	if again {
+		args = args[1:]
+	}
+	groups := split(args)
 	if len(groups) == 0 {
-		fmt.Fprintln(os.Stderr, "usage: testsum GO_TEST_ARGS... [-- GO_TEST_ARGS...]...")
+		fmt.Fprintln(os.Stderr, "usage: testsum [-again] GO_TEST_ARGS... [-- GO_TEST_ARGS...]...")
 		os.Exit(2)
 	}
 	s := newSummary(os.Stdout)
@@ -37,7 +51,20 @@ func main() {
 			s.broken(err)
 		}
 	}
+	if again {
+		runAgain(s)
+	}
 	os.Exit(s.close())
+}
+
+func runAgain(s *summary) {
+	for _, a := range s.again(mostAgain) {
+		alone := newSummary(s.out)
+		alone.begin(a.args)
+		if err := runGroup(alone, a.args); err == nil && alone.failed == 0 && alone.passed > 0 {
+			s.forgive(a)
+		}
+	}
 }
 
 // split cuts args at "--" and drops empty groups.

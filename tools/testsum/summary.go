@@ -24,11 +24,35 @@ type event struct {
 // summary counts the events of one or more runs.
 type summary struct {
 	out                     io.Writer
-	label                   string // of the current run, behind its skips and failures
+	args                    []string // of the current run
+	label                   string   // of the current run, behind its skips and failures
 	pkgs                    map[string]*pkg
 	builds                  map[string][]string // output by import path
 	passed, failed, skipped int
-	failures, skips         []string
+	failures                []failure
+	skips, flaky            []string
+}
+
+// failure is a test that failed, or with no test in it something that is not to be run again.
+type failure struct {
+	name      string // to be printed
+	args      []string
+	pkg, test string
+}
+
+// top is the test of which f is a subtest.
+func (f *failure) top() string {
+	top, _, _ := strings.Cut(f.test, "/")
+	return top
+}
+
+// proof is in the output of what cannot fail by chance.
+var proof = regexp.MustCompile(`\b(landed|differ|wrong)\b|DATA RACE`)
+
+// second is a second run of a test that failed, alone.
+type second struct {
+	first failure
+	args  []string
 }
 
 // pkg is a package whose tests run.
@@ -43,7 +67,7 @@ func newSummary(out io.Writer) *summary { return &summary{out: out} }
 // begin opens a run of go test with args. Packages of different runs are kept
 // apart.
 func (s *summary) begin(args []string) {
-	s.pkgs, s.builds, s.label = map[string]*pkg{}, map[string][]string{}, ""
+	s.pkgs, s.builds, s.args, s.label = map[string]*pkg{}, map[string][]string{}, args, ""
 	if slices.Contains(args, "-race") {
 		s.label = " (-race)"
 	}
@@ -99,7 +123,11 @@ func (s *summary) testEvent(e event) {
 		s.skips = append(s.skips, name+": "+reason(output))
 	case "fail":
 		p.failed++
-		s.failures = append(s.failures, name)
+		f := failure{name: name}
+		if !proof.MatchString(strings.Join(output, "")) {
+			f.args, f.pkg, f.test = s.args, e.Package, e.Test
+		}
+		s.failures = append(s.failures, f)
 		s.printf("--- FAIL %s\n%s", name, strings.Join(output, ""))
 	default: // pause, cont, bench, attr, artifacts
 		return
@@ -122,12 +150,12 @@ func (s *summary) packageEvent(e event) {
 	for _, test := range slices.Sorted(maps.Keys(p.open)) {
 		// Only a process that has died leaves a test open.
 		p.failed++
-		s.failures = append(s.failures, short(e.Package)+" "+test+s.label+" (did not end)")
+		s.fail(short(e.Package) + " " + test + s.label + " (did not end)")
 		s.printf("--- FAIL %s %s (did not end)\n%s", short(e.Package), test, strings.Join(p.open[test], ""))
 	}
 	if e.Action == "fail" && p.failed == 0 {
 		p.failed++
-		s.failures = append(s.failures, short(e.Package)+s.label+" (outside any test)")
+		s.fail(short(e.Package) + s.label + " (outside any test)")
 		s.printf("--- FAIL %s (outside any test)\n%s%s", short(e.Package), strings.Join(s.builds[e.FailedBuild], ""), strings.Join(p.output, ""))
 	}
 	if p.passed+p.failed+p.skipped > 0 {
@@ -142,7 +170,56 @@ func (s *summary) packageEvent(e event) {
 // broken counts a run that failed as a whole.
 func (s *summary) broken(err error) {
 	s.failed++
-	s.failures = append(s.failures, err.Error())
+	s.fail(err.Error())
+}
+
+// fail notes what is not to be run again.
+func (s *summary) fail(name string) { s.failures = append(s.failures, failure{name: name}) }
+
+// again returns what to run again: each test that failed, unless they are more than
+// most, or something else failed.
+func (s *summary) again(most int) []second {
+	var all []second
+	for _, f := range s.failures {
+		if f.test == "" || f.args[0] == "exec" {
+			return nil
+		}
+		if slices.ContainsFunc(all, func(a second) bool { return a.covers(f) }) {
+			continue
+		}
+		all = append(all, second{f, append(flags(f.args), "-count=1", "-run=^"+f.top()+"$", f.pkg)})
+	}
+	if len(all) > most {
+		return nil
+	}
+	return all
+}
+
+// covers reports whether f ran again with a.
+func (a *second) covers(f failure) bool {
+	return f.pkg == a.first.pkg && f.top() == a.first.top() && slices.Equal(f.args, a.first.args)
+}
+
+// forgive turns failures into flaky tests.
+func (s *summary) forgive(a second) {
+	kept := s.failures[:0]
+	for _, f := range s.failures {
+		if a.covers(f) {
+			s.flaky = append(s.flaky, f.name)
+			s.failed--
+			s.passed++
+		} else {
+			kept = append(kept, f)
+		}
+	}
+	s.failures = kept
+}
+
+// flags returns args without packages.
+func flags(args []string) []string {
+	return slices.DeleteFunc(slices.Clone(args), func(a string) bool {
+		return a == "." || strings.HasPrefix(a, "./") || strings.HasPrefix(a, module)
+	})
 }
 
 // close prints the lists and the closing line, and returns the exit status.
@@ -157,7 +234,12 @@ func (s *summary) close() int {
 		}
 	}
 	list("skipped", s.skips)
-	list("failed", s.failures)
+	list("flaky, each failed once and passed alone", s.flaky)
+	var failed []string
+	for _, f := range s.failures {
+		failed = append(failed, f.name)
+	}
+	list("failed", failed)
 	if s.passed == 0 {
 		s.printf("\nno test passed\n")
 	}
@@ -193,9 +275,10 @@ func reason(output []string) string {
 	return strings.Join(said, " ")
 }
 
+const module = "github.com/railhop/railhop"
+
 // short cuts the module's own path off a package's.
 func short(pkg string) string {
-	const module = "github.com/railhop/railhop"
 	if pkg == module {
 		return "railhop"
 	}

@@ -149,3 +149,68 @@ func TestExec(t *testing.T) {
 		t.Errorf("%d passed, want 1:\n%s", s.passed, out.String())
 	}
 }
+
+func TestAgain(t *testing.T) {
+	const pkg = module + "/internal/lane"
+	group := []string{"-race", "-timeout", "8m", "./...", module + "/x"}
+	fail := func(test string) []string {
+		return []string{
+			`{"Action":"run","Package":"` + pkg + `","Test":"` + test + `"}`,
+			`{"Action":"fail","Package":"` + pkg + `","Test":"` + test + `"}`,
+		}
+	}
+	end := []string{`{"Action":"fail","Package":"` + pkg + `"}`}
+	for _, tc := range []struct {
+		name  string
+		group []string
+		lines []string
+		want  []string // tests
+	}{
+		{"one with its subtests", group, slices.Concat(fail("TestA/x"), fail("TestA/y"), fail("TestA"), end), []string{"TestA"}},
+		{"two", group, slices.Concat(fail("TestA"), fail("TestB"), end), []string{"TestA", "TestB"}},
+		{"too many", group, slices.Concat(fail("TestA"), fail("TestB"), fail("TestC"), end), nil},
+		{"wrong bytes", group, slices.Concat(fail("TestA")[:1],
+			[]string{`{"Action":"output","Package":"` + pkg + `","Test":"TestA","Output":"x_test.go:7: 8 of 9 bytes differ"}`}, fail("TestA")[1:], end), nil},
+		{"died", group, slices.Concat(fail("TestA"), fail("TestB")[:1], end), nil},
+		{"outside", group, end, nil},
+		{"command", []string{"exec", "vm"}, slices.Concat(fail("TestA"), end), nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var out strings.Builder
+			s := newSummary(&out)
+			s.begin(tc.group)
+			for _, l := range tc.lines {
+				s.line([]byte(l + "\n"))
+			}
+			all := s.again(2)
+			var tests []string
+			for _, a := range all {
+				tests = append(tests, a.first.top())
+				want := []string{"-race", "-timeout", "8m", "-count=1", "-run=^" + a.first.top() + "$", pkg}
+				if !slices.Equal(a.args, want) {
+					t.Errorf("runs %q, want %q", a.args, want)
+				}
+			}
+			if !slices.Equal(tests, tc.want) {
+				t.Fatalf("runs %q again, want %q", tests, tc.want)
+			}
+			if len(all) == 0 {
+				if s.close() != 1 {
+					t.Error("the run passed")
+				}
+				return
+			}
+			failed := s.failed
+			s.forgive(all[0])
+			if s.passed == 0 || s.passed+s.failed != failed {
+				t.Errorf("%d passed and %d failed, of %d", s.passed, s.failed, failed)
+			}
+			if status := s.close(); (status == 0) != (len(all) == 1) {
+				t.Errorf("status %d with %d of %d forgiven", status, 1, len(all))
+			}
+			if !strings.Contains(out.String(), "flaky, each failed once and passed alone:\n  internal/lane TestA") {
+				t.Error(out.String())
+			}
+		})
+	}
+}
