@@ -41,6 +41,7 @@ rxe_nic = './internal/nic/verbs=^(TestConformance|TestDataPathAllocatesNothing|T
 rxe_engine = ^(TestDirect|TestRelayed|TestBadRequests|TestStormOfHandshakes|TestCloseEndsWaiters|TestRXE.*)$$
 rxe_more = './internal/path/rdma=OverNICs$$' '.=$(rxe_engine)' './internal/faulttest=^TestRXE'
 rxe_suites = $(rxe_nic) $(rxe_more)
+rxe_two_and_eight = $(foreach n,2 8,-- $(call rxe,$(n),4096,600) -test.short $(rxe_suites))
 rxe_interop = '.=^TestInteropRXE'
 
 .PHONY: interop-rxe test-rxe test-rxe-full lib wheel interop conformance callers soak compare bench-rxe help setup build demo test lint race fuzz model sim kill kill-rxe rolling leaks bugs bench bench-gpu clean
@@ -76,14 +77,14 @@ demo: build ## play a small rail fabric on this machine, without hardware
 test: setup lint ## lint, then run every test and say what ran, what was skipped and why
 	@real=(); \
 		if why=$$(tools/rxe-vm/rxe-vm --setup 2>&1 >/dev/null); then \
-			real=(-- $(call rxe,2,4096,300) -test.short $(rxe_nic)); \
+			real=($(rxe_two_and_eight)); \
 		else echo "no tests on Soft-RoCE devices: $$why"; fi; \
 		go run ./tools/testsum -again -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./... \
 		-- $(if $(race_packages),-race -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(race_packages)) "$${real[@]}"
 
 test-rxe: setup ## run NICs, RDMA and PXN on 2 and on 8 Soft-RoCE devices, in a machine that is emulated
 	@tools/rxe-vm/rxe-vm --setup
-	@go run ./tools/testsum $(call rxe,2,4096,600) -test.short $(rxe_suites) -- $(call rxe,8,4096,600) -test.short $(rxe_suites)
+	@go run ./tools/testsum $(rxe_two_and_eight)
 
 test-rxe-full: setup ## the same and more, at full length, on RXE_DEVICES (4) devices, with Mooncake's wheel
 	@tools/rxe-vm/rxe-vm --setup; tools/interop/setup.sh
@@ -132,7 +133,7 @@ lint: setup ## gofmt, go vet and staticcheck, for amd64 and arm64
 		if [ -n "$$unformatted" ]; then echo "not as gofmt writes it:"; echo "$$unformatted"; exit 1; fi
 	GOARCH=amd64 go vet ./...
 	CGO_ENABLED=1 go vet ./cmd/libtransfer_engine
-	GOARCH=arm64 go vet ./...
+	GOARCH=arm64 go vet ./internal/gpu/cuda
 	GOARCH=arm64 go build ./...
 	go tool staticcheck ./...
 

@@ -6,13 +6,13 @@
 //
 // runs go test once for each group of arguments between "--". A group with -race
 // runs with cgo, which the race detector needs, the others without, as the
-// product is built. A group that begins with "exec" is a command, which prints what
-// go test -json would. The exit status is 0 if nothing failed and something passed.
+// product is built. A group that begins with "exec" is a command, which takes ./PACKAGE=TESTS
+// and prints what go test -json would. The exit status is 0 if nothing failed and something passed.
 //
 // With -again as the first argument, tests that failed run once more, each alone, if
 // they are no more than mostAgain. What passes then is listed as flaky, below the
 // output of its failure, and does not fail the run. There is no second run for a process
-// that died, for the tests of a command, and for wrong bytes or a data race: to see one once is proof.
+// that died, and for wrong bytes or a data race: to see one once is proof.
 //
 // Tests and subtests count alike. A package that fails outside any test (it does
 // not build, or its process dies) counts as one failure.

@@ -46,6 +46,19 @@ func (f *failure) top() string {
 	return top
 }
 
+// alone returns the arguments that run top alone.
+func (f *failure) alone() []string {
+	one := "^" + f.top() + "$"
+	if f.args[0] == "exec" {
+		rest := slices.DeleteFunc(slices.Clone(f.args), func(a string) bool { return strings.HasPrefix(a, ".") && strings.Contains(a, "=") })
+		return append(rest, "."+strings.TrimPrefix(f.pkg, module)+"="+one)
+	}
+	rest := slices.DeleteFunc(slices.Clone(f.args), func(a string) bool {
+		return a == "." || strings.HasPrefix(a, "./") || strings.HasPrefix(a, module)
+	})
+	return append(rest, "-count=1", "-run="+one, f.pkg)
+}
+
 // proof is in the output of what cannot fail by chance.
 var proof = regexp.MustCompile(`\b(landed|differ|wrong)\b|DATA RACE`)
 
@@ -181,13 +194,13 @@ func (s *summary) fail(name string) { s.failures = append(s.failures, failure{na
 func (s *summary) again(most int) []second {
 	var all []second
 	for _, f := range s.failures {
-		if f.test == "" || f.args[0] == "exec" {
+		if f.test == "" {
 			return nil
 		}
 		if slices.ContainsFunc(all, func(a second) bool { return a.covers(f) }) {
 			continue
 		}
-		all = append(all, second{f, append(flags(f.args), "-count=1", "-run=^"+f.top()+"$", f.pkg)})
+		all = append(all, second{f, f.alone()})
 	}
 	if len(all) > most {
 		return nil
@@ -213,13 +226,6 @@ func (s *summary) forgive(a second) {
 		}
 	}
 	s.failures = kept
-}
-
-// flags returns args without packages.
-func flags(args []string) []string {
-	return slices.DeleteFunc(slices.Clone(args), func(a string) bool {
-		return a == "." || strings.HasPrefix(a, "./") || strings.HasPrefix(a, module)
-	})
 }
 
 // close prints the lists and the closing line, and returns the exit status.

@@ -173,7 +173,7 @@ func TestAgain(t *testing.T) {
 			[]string{`{"Action":"output","Package":"` + pkg + `","Test":"TestA","Output":"x_test.go:7: 8 of 9 bytes differ"}`}, fail("TestA")[1:], end), nil},
 		{"died", group, slices.Concat(fail("TestA"), fail("TestB")[:1], end), nil},
 		{"outside", group, end, nil},
-		{"command", []string{"exec", "vm"}, slices.Concat(fail("TestA"), end), nil},
+		{"command", []string{"exec", "vm", "-test.short", ".=TestB", "./x=^TestA"}, slices.Concat(fail("TestA"), end), []string{"TestA"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var out strings.Builder
@@ -187,6 +187,9 @@ func TestAgain(t *testing.T) {
 			for _, a := range all {
 				tests = append(tests, a.first.top())
 				want := []string{"-race", "-timeout", "8m", "-count=1", "-run=^" + a.first.top() + "$", pkg}
+				if tc.group[0] == "exec" {
+					want = []string{"exec", "vm", "-test.short", "./internal/lane=^TestA$"}
+				}
 				if !slices.Equal(a.args, want) {
 					t.Errorf("runs %q, want %q", a.args, want)
 				}
