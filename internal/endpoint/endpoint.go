@@ -149,19 +149,21 @@ func (e *Endpoint) Room() int {
 
 // Post hands requests to the queue pairs, in contiguous runs of about the same
 // length, and returns how many were taken: the first n, fewer than len(wrs)
-// when the queues are full, which is no error. Every request must be signalled.
-// There is no order between requests. It fails with [ErrNotReady] unless the
-// endpoint is CONNECTED; after another error the caller fails the endpoint.
-// It takes what [Endpoint.Room] has promised.
+// when the queues are full, which is no error. It signals some that are not, which
+// wrs says afterwards: those on one queue pair up to one that is signalled are a run. They
+// end in their order, so that its report stands for them all; after one that fails all
+// are reported. If the last that was taken is not signalled, the caller fails the
+// endpoint: nothing would report it. There is no order between the queue pairs. It fails with
+// [ErrNotReady] unless the endpoint is CONNECTED; after another error the caller fails
+// the endpoint. It takes what [Endpoint.Room] has promised.
 func (e *Endpoint) Post(wrs []nic.WR) (n int, err error) { return e.post(wrs, false) }
 
 // PostRuns is Post for requests that share an id, without the bit [RunEnd], and are not
-// signalled: it signals the last of each run, and [Endpoint.Ended] says how many a
-// report stands for. An endpoint is posted to by one of the two only. A caller from whom not all is
-// taken fails the endpoint: the end of that run is missing.
+// signalled: [Endpoint.Ended] says how many a report stands for. An endpoint is posted to
+// by one of the two only. A caller from whom not all is taken fails the endpoint.
 func (e *Endpoint) PostRuns(wrs []nic.WR) (n int, err error) { return e.post(wrs, true) }
 
-func (e *Endpoint) post(wrs []nic.WR, inRuns bool) (n int, err error) {
+func (e *Endpoint) post(wrs []nic.WR, counted bool) (n int, err error) {
 	if !e.Ready() {
 		return 0, ErrNotReady
 	}
@@ -180,16 +182,14 @@ func (e *Endpoint) post(wrs []nic.WR, inRuns bool) (n int, err error) {
 			if k <= 0 {
 				continue
 			}
-			if inRuns {
-				e.mark(i, wrs[n:n+k])
-			}
+			e.mark(i, wrs[n:n+k], counted)
 			// Counted first: a teardown that starts meanwhile then waits for them.
 			e.open.Add(int64(k))
 			m, err := e.qps[i].Post(wrs[n : n+k])
 			m = min(max(m, 0), k)
 			e.count(i, m)
 			if m < k {
-				e.cut.Store(e.cut.Load() || inRuns && m > 0)
+				e.cut.Store(e.cut.Load() || m > 0)
 				e.settle(int64(k - m))
 			}
 			n += m

@@ -19,9 +19,9 @@ func (r *runs) push(k int) {
 
 // mark cuts requests for queue pair i into runs and signals the last of each. A run is
 // a quarter of the queue at most, so that there is room before all of it has ended.
-func (e *Endpoint) mark(i int, wrs []nic.WR) {
+func (e *Endpoint) mark(i int, wrs []nic.WR, counted bool) {
 	r := &e.runs[i]
-	if r.ring == nil {
+	if counted && r.ring == nil {
 		r.ring = make([]int, e.set.opts.MaxWR)
 	}
 	most := max(e.set.opts.MaxWR/4, 1)
@@ -29,8 +29,10 @@ func (e *Endpoint) mark(i int, wrs []nic.WR) {
 		k := min(most, len(wrs))
 		end := &wrs[k-1]
 		end.Signaled = true
-		end.ID |= RunEnd
-		r.push(k)
+		if counted {
+			end.ID |= RunEnd
+			r.push(k)
+		}
 		wrs = wrs[k:]
 	}
 }

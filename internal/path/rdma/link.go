@@ -2,6 +2,7 @@ package rdma
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -146,15 +147,22 @@ func (p *Path) serve(l *link, now time.Duration) (busy bool) {
 	return false
 }
 
+// runBytes is how much is posted at most without a report: a small request may have to
+// wait for what is behind it in its run.
+const runBytes = 1 << 20
+
 // postTo posts one batch.
 func (p *Path) postTo(l *link, now time.Duration) bool {
 	n := min(l.n, l.ep.Room(), len(p.wrs))
 	if n <= 0 {
 		return false
 	}
-	i := l.head
+	i, silent := l.head, uint64(0)
 	for k := range n {
 		s := &p.slices[i]
+		if silent += s.length; silent >= runBytes {
+			silent = 0
+		}
 		op := nic.OpWrite
 		if s.req.op == xfer.Read {
 			op = nic.OpRead
@@ -162,7 +170,7 @@ func (p *Path) postTo(l *link, now time.Duration) bool {
 		p.wrs[k] = nic.WR{
 			ID:         uint64(s.gen)<<32 | uint64(uint32(i)),
 			Op:         op,
-			Signaled:   true,
+			Signaled:   silent == 0,
 			LKey:       s.lkey,
 			RKey:       s.rkey,
 			Length:     uint32(s.length),
@@ -173,8 +181,20 @@ func (p *Path) postTo(l *link, now time.Duration) bool {
 	}
 	ep := l.ep
 	m, err := ep.Post(p.wrs[:n])
-	for range m {
-		p.slices[p.pop(&l.list)].ep = ep
+	last := none
+	for k := range m {
+		i := p.pop(&l.list)
+		s := &p.slices[i]
+		s.ep, s.prev, s.next = ep, last, none
+		if last != none {
+			p.slices[last].next = i
+		}
+		if last = i; p.wrs[k].Signaled {
+			last = none
+		}
+	}
+	if last != none && err == nil {
+		err = fmt.Errorf("rdma: %s to %s: a queue pair took %d of %d requests", l.nic.nic.Name, l.path, m, n)
 	}
 	p.counts.posted.Add(uint64(m))
 	p.counts.posts.Add(1)

@@ -72,7 +72,7 @@ func (p *Path) poll(n *local, now time.Duration) (busy bool) {
 	return busy
 }
 
-// completed takes one completion.
+// completed takes one completion. It stands for what is before it in its run too.
 func (p *Path) completed(n *local, c nic.Completion, now time.Duration) {
 	i := int32(uint32(c.ID))
 	if i < 0 || int(i) >= len(p.slices) {
@@ -84,25 +84,63 @@ func (p *Path) completed(n *local, c nic.Completion, now time.Duration) {
 		return
 	}
 	ep, l := s.ep, s.link
-	ep.Completed(c.QPN, 1)
-	s.ep = nil
+	before := p.leaveRun(i, c.QPN)
 	if c.Status == nic.StatusSuccess {
 		n.fails = 0
 		l.dials, l.losses, l.cause = 0, 0, nil
-		t := s.req.target
-		t.lost = false
-		if t.missed == l {
-			t.missed = nil
+		for before.n > 0 {
+			p.arrived(p.pop(&before), l)
 		}
-		l.bytes.Add(s.length)
-		l.ops.Add(1)
-		p.end(i, s.length, nil)
+		p.arrived(i, l)
 		return
 	}
+	p.failed(i, n, ep, c, now)
+	// They have ended before the failure, and so well; but nothing has said it.
+	for before.n > 0 {
+		p.flushed(p.pop(&before), ep, now)
+	}
+}
+
+// leaveRun takes a slice that was reported by queue pair qpn, and those before it, out of
+// their run. It returns the latter, oldest first.
+func (p *Path) leaveRun(i int32, qpn uint32) (before list) {
+	s := &p.slices[i]
+	if s.next != none {
+		p.slices[s.next].prev = none
+	}
+	first, n := i, 0
+	for j := s.prev; j != none; j = p.slices[j].prev {
+		first = j
+		n++
+	}
+	s.ep.Completed(qpn, n+1)
+	for j := first; j != none && j != s.next; j = p.slices[j].next {
+		p.slices[j].ep = nil
+	}
+	return list{head: first, tail: s.prev, n: n}
+}
+
+// arrived closes a slice whose bytes are in place.
+func (p *Path) arrived(i int32, l *link) {
+	s := &p.slices[i]
+	t := s.req.target
+	t.lost = false
+	if t.missed == l {
+		t.missed = nil
+	}
+	l.bytes.Add(s.length)
+	l.ops.Add(1)
+	p.end(i, s.length, nil)
+}
+
+// failed takes the report of a slice that failed.
+func (p *Path) failed(i int32, n *local, ep *endpoint.Endpoint, c nic.Completion, now time.Duration) {
 	if c.Status == nic.StatusFlushed {
 		p.flushed(i, ep, now)
 		return
 	}
+	s := &p.slices[i]
+	l := s.link
 	cause := &nic.CompletionError{Device: n.nic.Name, Peer: l.path, Op: opOf(s), Status: c.Status, Vendor: c.Vendor}
 	l.errs.Add(1)
 	switch {

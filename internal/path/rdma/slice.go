@@ -12,7 +12,8 @@ const none int32 = -1
 // slice is one contiguous run at either end: one work request at a time.
 type slice struct {
 	gen   uint32 // told apart from what used the place before
-	next  int32  // in the list that it is in
+	next  int32  // in the list that it is in, or the run
+	prev  int32  // in the run that it is posted in
 	req   *request
 	link  *link              // where it is queued or posted
 	ep    *endpoint.Endpoint // where it is posted, else nil
