@@ -63,9 +63,10 @@ func (l *Loop) Help(ctx context.Context, done func() bool) {
 }
 
 const (
-	// How long a caller looks for an answer before it sleeps.
+	// How long a caller looks for an answer before it sleeps. Cards answer in microseconds;
+	// an emulated one takes 1 ms, and to be woken there takes as long.
 	patienceMin = 4 * time.Microsecond
-	patienceMax = time.Millisecond
+	patienceMax = 4 * time.Millisecond
 	// So many answers in a row that took longer halve it.
 	patienceLost = 4
 	// After so many, one caller tries again.
