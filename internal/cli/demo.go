@@ -48,14 +48,14 @@ NICs are capped at --link-rate, and at --cross-rate across rails, by the softwar
 With --uncapped the demo shows the software's own speed instead: pairs of direct and
 relayed streams in turn, and a plain TCP stream to compare with.`,
 		Example: `  railhop demo --soft
-  railhop demo --soft --bytes 2GiB --link-rate 800MB --cross-rate 100MB
+  railhop demo --soft --bytes 2GiB --link-rate 800MB --cross-rate 200MB
   railhop demo --soft --uncapped
   railhop demo --soft --json | jq .paths`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.demo(cmd, o) },
 	}
 	o.soft.flag(cmd)
-	o.rates.flags(cmd, 400e6, 50e6)
+	o.rates.flags(cmd, 400e6, 100e6)
 	slotFlag(cmd, &o.slot)
 	o.bytes, o.block = 512<<20, 1<<20
 	cmd.Flags().Var(size{&o.bytes, 1 << 20, 1 << 40}, "bytes", "bytes to write in each way, a multiple of 1MiB")
