@@ -27,7 +27,8 @@ func TestRXELinkPulled(t *testing.T) {
 	devices := needRXE(t, 3)
 	target, name := start(t, targetSettings(), t.TempDir())
 	patient := settings{"MC_PXN_CREDIT_TIMEOUT_MS": "3000", "MC_RDMA_RAIL_PAUSE_SECONDS": "3"}
-	const pieces, piece = 12, 1 << 20
+	// To pull a cable takes as long as some of the pieces: the batch writes all of them four times.
+	const pieces, piece, laps = 12, 1 << 20, 4
 	r := newRig(t, target, name, pieces*piece, patient)
 	r.open(options{set: patient})
 	defer r.sender.close()
@@ -38,10 +39,10 @@ func TestRXELinkPulled(t *testing.T) {
 		t.Fatalf("nothing was relayed: %v", r.sender.engine.Stats().Fallbacks)
 	}
 	r.fill()
-	b := r.sender.engine.NewBatch(pieces)
-	reqs := make([]railhop.Request, pieces)
+	reqs := make([]railhop.Request, laps*pieces)
+	b := r.sender.engine.NewBatch(len(reqs))
 	for i := range reqs {
-		at := uint64(i * piece)
+		at := uint64(i % pieces * piece)
 		reqs[i] = railhop.Request{Op: railhop.Write, Source: r.src + at, Target: r.id, TargetAddr: r.dst + at, Length: piece}
 	}
 	if err := b.Submit(reqs); err != nil {
