@@ -1,10 +1,10 @@
 package rdma
 
 import (
-	"github.com/railhop/railhop/internal/endpoint"
 	"slices"
 	"testing"
 
+	"github.com/railhop/railhop/internal/endpoint"
 	"github.com/railhop/railhop/internal/nic"
 )
 
