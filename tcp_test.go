@@ -128,14 +128,9 @@ func TestTCPBatches(t *testing.T) {
 	const callers, pieces, size = 4, 1500, 512
 	id := openSegment(t, a, b.Name())
 	var wg sync.WaitGroup
-	sources, targets := make([][]byte, callers), make([][]byte, callers)
-	froms, tos := make([]uint64, callers), make([]uint64, callers)
 	for c := range callers {
-		sources[c], froms[c] = registerBytes(t, a, pieces*size)
-		targets[c], tos[c] = registerBytes(t, b, pieces*size)
-	}
-	for c := range callers {
-		src, from, dst, to := sources[c], froms[c], targets[c], tos[c]
+		src, from := registerBytes(t, a, pieces*size)
+		dst, to := registerBytes(t, b, pieces*size)
 		reqs := make([]railhop.Request, pieces)
 		for i := range reqs {
 			at := uint64(i * size)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -161,6 +162,62 @@ func TestTargetMoves(t *testing.T) {
 	r.mustRun(w, w, w)
 	if !bytes.Equal(near, far) || to.fetches.Load() == 0 || second.Stats().Writes == 0 {
 		t.Errorf("equal %v, fetches %d, writes at the new port %d", bytes.Equal(near, far), to.fetches.Load(), second.Stats().Writes)
+	}
+}
+
+// Memory that the target registers while its descriptor is fetched, or just after, is
+// found by another fetch, and what is in no buffer costs no more than that.
+func TestRegisteredSince(t *testing.T) {
+	t.Parallel()
+	for _, during := range []bool{true, false} {
+		t.Run(fmt.Sprintf("while it is fetched %v", during), func(t *testing.T) {
+			var m registered
+			early, late, later, near := m.buffer(4096), heap(4096), heap(4096), heap(4096)
+			fill(near, 3)
+			_, to := serve(t, &m)
+			begun, goOn := make(chan struct{}), make(chan struct{})
+			to.known = new(registered)
+			to.fetch = func() *registered {
+				if to.fetches.Load() > 1 {
+					return &m
+				}
+				known := new(registered)
+				known.add(addressOf(early), 4096, nil)
+				close(begun)
+				<-goOn
+				return known
+			}
+			r := newRig(t, Options{})
+			write := func(far []byte) Work {
+				return Work{Op: xfer.Write, Local: addressOf(near), Remote: addressOf(far), Length: 4096, Target: to}
+			}
+			first, firstDone := r.start(write(early))
+			<-begun
+			if !during {
+				close(goOn)
+				firstDone.Wait()
+			}
+			m.add(addressOf(late), 4096, nil)
+			m.add(addressOf(later), 4096, nil)
+			rest, restDone := r.start(write(late), write(later), write(heap(4096)))
+			if during {
+				close(goOn)
+			}
+			firstDone.Wait()
+			restDone.Wait()
+			if err := errors.Join(first[0].err, rest[0].err, rest[1].err); err != nil {
+				t.Error(err)
+			}
+			if !bytes.Equal(near, early) || !bytes.Equal(near, late) || !bytes.Equal(near, later) {
+				t.Error("the target's memory is not as written")
+			}
+			if !errors.Is(rest[2].err, xfer.ErrAddressNotFound) {
+				t.Errorf("memory in no buffer: %v", rest[2].err)
+			}
+			if n := to.fetches.Load(); n != 2 {
+				t.Errorf("fetched %d times, want twice", n)
+			}
+		})
 	}
 }
 

@@ -68,6 +68,7 @@ type target struct {
 	route   Route
 	next    *Route // from the next fetch on
 	known   *registered
+	fetch   func() *registered // what a fetch finds to be known, nil for no change
 	fetches atomic.Int64
 	fail    error
 }
@@ -94,9 +95,16 @@ func (t *target) Holds(addr, length uint64) error {
 }
 
 func (t *target) Refetch(context.Context) error {
+	t.fetches.Add(1)
+	known := (*registered)(nil)
+	if t.fetch != nil {
+		known = t.fetch()
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.fetches.Add(1)
+	if known != nil {
+		t.known = known
+	}
 	if t.next != nil {
 		t.route, t.next = *t.next, nil
 	}

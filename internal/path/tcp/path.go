@@ -111,12 +111,10 @@ func (p *Path) Submit(w *Work) error {
 		return nil
 	}
 	pr := p.peer(w.Target)
-	if err := w.Target.Holds(w.Remote, w.Length); err != nil {
-		if !p.refetch(pr) {
-			return fmt.Errorf("tcp: target %s: %w", w.Target.Name(), err)
-		}
+	if w.Target.Holds(w.Remote, w.Length) != nil {
 		i := p.newPiece(w, pr)
-		p.pieces[i].where = awaiting
+		p.pieces[i].where, p.pieces[i].since = awaiting, p.opts.Now()
+		p.demand(pr)
 		p.push(&pr.awaiting, i)
 		w.Owner.Opened(1)
 		return nil

@@ -41,6 +41,7 @@ type peer struct {
 
 	awaiting list // pieces that wait for a descriptor
 	fetching bool
+	begun    time.Duration // the last fetch, or when it will begin
 	fetched  time.Duration
 	fetches  int
 }
@@ -242,14 +243,39 @@ func (p *Path) refetch(pr *peer) bool {
 	if p.closed || pr.fetches > 0 && p.opts.Now()-pr.fetched < p.opts.FetchEvery {
 		return false
 	}
-	pr.fetching = true
+	p.fetch(pr, 0)
+	return true
+}
+
+// demand fetches a descriptor for an address that the known one lacks: the target may
+// have registered the memory since. Unlike refetch it waits for its turn.
+func (p *Path) demand(pr *peer) {
+	if pr.fetching {
+		return
+	}
+	pause := time.Duration(0)
+	if pr.fetches > 0 {
+		pause = max(pr.fetched+p.opts.FetchEvery-p.opts.Now(), 0)
+	}
+	p.fetch(pr, pause)
+}
+
+func (p *Path) fetch(pr *peer, pause time.Duration) {
+	pr.fetching, pr.begun = true, p.opts.Now()+pause
 	p.counts.fetches.Add(1)
 	p.wg.Go(func() {
+		if pause > 0 {
+			timer := time.NewTimer(pause)
+			defer timer.Stop()
+			select {
+			case <-timer.C:
+			case <-p.ctx.Done():
+			}
+		}
 		ctx, cancel := context.WithTimeout(p.ctx, fetchTimeout)
 		defer cancel()
 		p.post(letter{fetched: pr, err: pr.Refetch(ctx)})
 	})
-	return true
 }
 
 // fetchedAnew goes on with what waited for a descriptor.
@@ -259,7 +285,7 @@ func (p *Path) fetchedAnew(pr *peer, err error, now time.Duration) {
 	if err != nil {
 		p.opts.Log.Debug("tcp: descriptor not fetched", "segment", pr.Name(), "error", err)
 	}
-	all := pr.awaiting.take()
+	begun, all := pr.begun, pr.awaiting.take()
 	for all.n > 0 {
 		i := p.pop(&all)
 		s := &p.pieces[i]
@@ -268,6 +294,10 @@ func (p *Path) fetchedAnew(pr *peer, err error, now time.Duration) {
 			lost = pr.Holds(s.remote, s.length)
 		}
 		switch {
+		case lost != nil && s.cause == nil && begun < s.since && !p.closed:
+			// The fetch was under way already when the request came.
+			p.push(&pr.awaiting, i)
+			p.demand(pr)
 		case lost != nil:
 			p.end(i, fmt.Errorf("tcp: target %s: %w", pr.Name(), lost))
 		case s.fresh:

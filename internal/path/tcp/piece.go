@@ -1,6 +1,8 @@
 package tcp
 
 import (
+	"time"
+
 	"github.com/railhop/railhop/internal/gpu"
 	"github.com/railhop/railhop/internal/iov"
 	"github.com/railhop/railhop/internal/xfer"
@@ -30,7 +32,8 @@ type piece struct {
 	peer  *peer
 	conn  *conn // where it flies
 	owner Owner
-	cause error // why it is not to be gone on with
+	since time.Duration // when it began to wait for a descriptor with its range
+	cause error         // why it is not to be gone on with
 
 	local, remote, length uint64
 
